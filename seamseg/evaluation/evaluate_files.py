@@ -78,9 +78,19 @@ def evaluate_panoptic_json(
     folder = Path(out)
     begin_evaluation(folder, own_maps=False)
     write_images(folder, (files.record(image, evaluator) for image in compared))
-    scores = evaluator.scores()
-    write_summary(files.summary(folder, scores, evaluator, None if photos is None else Path(photos)))
-    return scores
+    summary = Evaluation(
+        folder,
+        f"{files.pred.path.name} against {files.gt.path.name}",
+        evaluator.scores().to_json(),
+        evaluator.classes,
+        [files.gt.colours.get(c.id) for c in evaluator.classes],
+        evaluator.confusion.counts,
+        MapFiles(files.gt.path, files.gt.folder),
+        MapFiles(files.pred.path, files.pred.folder),
+        None if photos is None else Path(photos),
+    )
+    write_summary(summary)
+    return evaluator.scores()
 
 
 def _read(source: str | Path | MapFiles) -> CocoPanoptic:
@@ -139,22 +149,6 @@ class _FilePair:
         image_id = image.gt.image_id
         photo, names = self.gt.photo_names.get(image_id), (image.gt.file_name, image.pred.file_name)
         return image_record(comparison, single.scores(), image.size, image_id, photo, *names)
-
-    def summary(
-        self, folder: Path, scores: PanopticScores, evaluator: PanopticEvaluator, photos: Path | None
-    ) -> Evaluation:
-        """Build the content of `evaluation.json`."""
-        return Evaluation(
-            folder,
-            f"{self.pred.path.name} against {self.gt.path.name}",
-            scores.to_json(),
-            evaluator.classes,
-            [self.gt.colours.get(c.id) for c in evaluator.classes],
-            evaluator.confusion.counts,
-            MapFiles(self.gt.path, self.gt.folder),
-            MapFiles(self.pred.path, self.pred.folder),
-            photos,
-        )
 
 
 def _warn_of_category_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:

@@ -15,9 +15,9 @@ Kirillov et al., Panoptic Segmentation, CVPR 2019, with the corner cases of the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,26 +57,6 @@ class Matches:
     pred_areas: dict[int, int] = field(default_factory=dict)
 
 
-_ById: TypeAlias = Mapping[int, SegmentLike]
-
-
-class _PixelCounts:
-    """Pixels of each pair of ids, and of the ids of each map."""
-
-    def __init__(self, pairs: np.ndarray, counts: np.ndarray) -> None:
-        self.overlap: defaultdict[tuple[int, int], int] = defaultdict(int)
-        self.gt: defaultdict[int, int] = defaultdict(int)
-        self.pred: defaultdict[int, int] = defaultdict(int)
-        for (g, p), count in zip(pairs.tolist(), counts.tolist()):
-            self.overlap[g, p] += count
-            self.gt[g] += count
-            self.pred[p] += count
-
-    def on_void(self, pred_id: int) -> int:
-        """Count the pixels of a prediction on void of the ground truth."""
-        return self.overlap.get((VOID_ID, pred_id), 0)
-
-
 def match_segments(
     pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
 ) -> Matches:
@@ -99,55 +79,46 @@ def match_segments(
         has the id of void or too small an annotated area
     """
     where = f"image {name}: " if name else ""
-    pixels = _PixelCounts(pairs, counts)
+    overlap: defaultdict[tuple[int, int], int] = defaultdict(int)
+    gt_pixels: defaultdict[int, int] = defaultdict(int)
+    pred_pixels: defaultdict[int, int] = defaultdict(int)
+    for (g, p), count in zip(pairs.tolist(), counts.tolist()):
+        overlap[g, p] += count
+        gt_pixels[g] += count
+        pred_pixels[p] += count
     gt_by_id = {s.id: s for s in gt_segments}
     pred_by_id = {s.id: s for s in pred_segments}
-    _check_prediction(pred_by_id, pixels.pred, where)
+    _check_prediction(pred_by_id, pred_pixels, where)
     if VOID_ID in gt_by_id:
         raise InputError(f"{where}the ground truth has a segment with id 0, which is void there; number them from 1")
-    gt_areas = {i: pixels.gt[i] if s.area is None else s.area for i, s in gt_by_id.items()}
-    matches = Matches(gt_areas=gt_areas, pred_areas={i: pixels.pred[i] for i in pred_by_id})
-    matches.overlapping.extend(_overlapping_pairs(pixels, gt_by_id, pred_by_id, gt_areas, where))
-    matches.matched.extend(pair for pair in matches.overlapping if pair.iou > 0.5)
-    _add_unmatched(matches, pixels, gt_by_id, pred_by_id)
-    return matches
 
-
-def _overlapping_pairs(
-    pixels: _PixelCounts, gt_by_id: _ById, pred_by_id: _ById, gt_areas: Mapping[int, float], where: str
-) -> Iterator[SegmentPair]:
-    for (g, p), shared in pixels.overlap.items():
+    gt_areas = {i: gt_pixels[i] if s.area is None else s.area for i, s in gt_by_id.items()}
+    matches = Matches(gt_areas=gt_areas, pred_areas={i: pred_pixels[i] for i in pred_by_id})
+    for (g, p), shared in overlap.items():
         gt, pred = gt_by_id.get(g), pred_by_id.get(p)
         if gt is None or pred is None or gt.iscrowd or gt.category != pred.category:
             continue
-        union = pixels.pred[p] + gt_areas[g] - shared - pixels.on_void(p)
+        union = pred_pixels[p] + gt_areas[g] - shared - overlap.get((VOID_ID, p), 0)
         if union <= shared / _MAX_IOU:
             raise InputError(
                 f"{where}ground-truth segment {g} has an annotated area of {gt_areas[g]}, but more pixels in its map"
             )
-        yield SegmentPair(gt.category, shared / union, g, p)
+        matches.overlapping.append(SegmentPair(gt.category, shared / union, g, p))
+    matches.matched.extend(pair for pair in matches.overlapping if pair.iou > 0.5)
 
-
-def _add_unmatched(matches: Matches, pixels: _PixelCounts, gt_by_id: _ById, pred_by_id: _ById) -> None:
-    """Add false negatives and false positives, given the true positives."""
     gt_matched = {pair.gt for pair in matches.matched}
     pred_matched = {pair.pred for pair in matches.matched}
-    crowd_of_class = {}
-    for g, gt in gt_by_id.items():
-        if g in gt_matched:
-            continue
-        if gt.iscrowd:
-            crowd_of_class[gt.category] = g
-        else:
-            matches.false_negatives.append(gt)
+    crowd_of_class = {gt.category: g for g, gt in gt_by_id.items() if gt.iscrowd}
+    matches.false_negatives.extend(s for g, s in gt_by_id.items() if g not in gt_matched and not s.iscrowd)
     for p, pred in pred_by_id.items():
         if p in pred_matched:
             continue
-        ignored = pixels.on_void(p)
+        ignored = overlap.get((VOID_ID, p), 0)
         if pred.category in crowd_of_class:
-            ignored += pixels.overlap.get((crowd_of_class[pred.category], p), 0)
-        if ignored / pixels.pred[p] <= 0.5:
+            ignored += overlap.get((crowd_of_class[pred.category], p), 0)
+        if ignored / pred_pixels[p] <= 0.5:
             matches.false_positives.append(pred)
+    return matches
 
 
 def set_void(pairs: np.ndarray, column: int, ids: Sequence[int]) -> np.ndarray:
@@ -159,7 +130,7 @@ def set_void(pairs: np.ndarray, column: int, ids: Sequence[int]) -> np.ndarray:
     return out
 
 
-def _check_prediction(pred_by_id: _ById, pixels: Mapping[int, int], where: str) -> None:
+def _check_prediction(pred_by_id: Mapping[int, SegmentLike], pixels: Mapping[int, int], where: str) -> None:
     unlisted = sorted(set(pixels) - set(pred_by_id) - {VOID_ID})
     if unlisted:
         raise InputError(f"{where}id {unlisted[0]} is in the predicted map but not among its segments{_more(unlisted)}")

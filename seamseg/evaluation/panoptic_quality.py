@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from seamseg.evaluation.matching import Matches, SegmentPair, match_segments, set_void
-from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes, mean
+from seamseg.evaluation.scores import ClassScores, PanopticScores, mean
 from seamseg.formats.id_png import png_size
 from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo, Segments
 from seamseg.utils.errors import InputError
@@ -125,6 +126,23 @@ class LegacyPanopticQuality(PanopticQuality):
     def mean_iou(self, ious: Sequence[float]) -> float:
         """Return the mean of the pixel IoUs of the classes, NaN if one is NaN."""
         return math.fsum(ious) / len(ious) if ious else math.nan
+
+
+def average_classes(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
+    """Average over the classes, without NaN; the IoU of a class is taken for that of its segments, too."""
+    things = [c for c in per_class if c.info.isthing]
+    stuff = [c for c in per_class if not c.info.isthing]
+    means: dict[str, Any] = {
+        f"{key}{suffix}": mean(getattr(c, key) for c in group)
+        for suffix, group in (("", per_class), ("_things", things), ("_stuff", stuff))
+        for key in ("PQ", "SQ", "RQ")
+    }
+    iou = mean(c.IoU for c in per_class)
+    dagger = mean(c.PQ_dagger for c in per_class)
+    per_class = list(per_class)
+    return PanopticScores(
+        **means, PQ_dagger=dagger, mIoU=iou, mIoU_segments=iou, n_images=n_images, per_class=per_class
+    )
 
 
 def _nan_as_zero(scores: ClassScores) -> ClassScores:

@@ -421,23 +421,6 @@ def pixel_iou_titles(scores: Mapping[str, Any]) -> dict[str, str]:
     return titles
 
 
-def average_classes(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
-    """Average over the classes, without NaN; the IoU of a class is taken for that of its segments, too."""
-    things = [c for c in per_class if c.info.isthing]
-    stuff = [c for c in per_class if not c.info.isthing]
-    means: dict[str, Any] = {
-        f"{key}{suffix}": mean(getattr(c, key) for c in group)
-        for suffix, group in (("", per_class), ("_things", things), ("_stuff", stuff))
-        for key in ("PQ", "SQ", "RQ")
-    }
-    iou = mean(c.IoU for c in per_class)
-    dagger = mean(c.PQ_dagger for c in per_class)
-    per_class = list(per_class)
-    return PanopticScores(
-        **means, PQ_dagger=dagger, mIoU=iou, mIoU_segments=iou, n_images=n_images, per_class=per_class
-    )
-
-
 def mean(values: Iterable[float]) -> float:
     """Compute the mean of the values that are not NaN; NaN if there are none."""
     known = [v for v in values if not math.isnan(v)]

@@ -51,25 +51,17 @@ class PixelLevel(_Tool):
 
     def scores(self) -> PixelScores:
         """Compute the scores of all frames so far."""
-        tool, given = self.module, (self._confusion, self._instances, self.args)
-        classes = [
-            LabelScores(
-                label.name,
-                tool.getIouScoreForLabel(label.id, self._confusion, self.args),
-                tool.getInstanceIouScoreForLabel(label.id, *given),
-            )
-            for label in EVALUATED
-        ]
+        classes = [self._scores("Label", label.name, label.id) for label in EVALUATED]
         categories = [
-            LabelScores(
-                name,
-                tool.getIouScoreForCategory(name, self._confusion, self.args),
-                tool.getInstanceIouScoreForCategory(name, *given),
-            )
-            for name in dict.fromkeys(label.category for label in EVALUATED)
+            self._scores("Category", name, name) for name in dict.fromkeys(label.category for label in EVALUATED)
         ]
         means = [mean(getattr(c, key) for c in group) for group in (classes, categories) for key in ("IoU", "iIoU")]
         return PixelScores(means[0], means[1], means[2], means[3], self.n_images, classes, categories)
+
+    def _scores(self, group: str, name: str, key: Any) -> LabelScores:
+        iou = getattr(self.module, f"getIouScoreFor{group}")(key, self._confusion, self.args)
+        weighted = getattr(self.module, f"getInstanceIouScoreFor{group}")
+        return LabelScores(name, iou, weighted(key, self._confusion, self._instances, self.args))
 
 
 class InstanceLevel(_Tool):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from seamseg.evaluation.scores import PanopticScores, numbers_of
 from seamseg.evaluation.table import percent_lines
 from seamseg.utils.errors import counted
 
 _IOU_KEYS = ("IoU", "iIoU")
-AP_KEYS = ("AP", "AP50")
-"""Average precisions: all IoU thresholds, .5 only."""
+_AP_KEYS = ("AP", "AP50")
+_Row: TypeAlias = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class InstanceLevelScores:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores by name, None for NaN."""
-        return {**numbers_of(self, AP_KEYS), "n_images": self.n_images, "classes": _by_name(self.classes, AP_KEYS)}
+        return {**numbers_of(self, _AP_KEYS), "n_images": self.n_images, "classes": _by_name(self.classes, _AP_KEYS)}
 
 
 @dataclass(frozen=True)
@@ -92,47 +92,35 @@ class CityscapesScores:
     def table(self) -> str:
         """Format the scores as plain text in percent, a section for each part, `-` for NaN; list the missing parts."""
         sections = []
-        if self.pixel is not None:
-            sections.append(["pixel level", *_pixel_lines(self.pixel)])
-        if self.instance is not None:
-            sections.append(["instance level", *_instance_lines(self.instance)])
+        if (pixel := self.pixel) is not None:
+            means: list[_Row] = [
+                (f"{len(pixel.classes)} classes", (pixel.IoU, pixel.iIoU)),
+                (f"{len(pixel.categories)} categories", (pixel.category_IoU, pixel.category_iIoU)),
+            ]
+            parts = [means, _rows(pixel.classes, _IOU_KEYS), _rows(pixel.categories, _IOU_KEYS)]
+            sections.append(_section("pixel level", _IOU_KEYS, parts, pixel.n_images))
+        if (instance := self.instance) is not None:
+            row: _Row = ("all", (instance.AP, instance.AP50))
+            parts = [[row], _rows(instance.classes, _AP_KEYS)]
+            sections.append(_section("instance level", _AP_KEYS, parts, instance.n_images))
         if self.panoptic is not None:
-            sections.append(["panoptic", self.panoptic.table()])
+            sections.append(f"panoptic\n{self.panoptic.table()}")
         if self.not_found:
-            sections.append([f"not evaluated, because not found: {', '.join(self.not_found)}"])
-        return "\n\n".join("\n".join(lines) for lines in sections)
+            sections.append(f"not evaluated, because not found: {', '.join(self.not_found)}")
+        return "\n\n".join(sections)
 
 
 def _by_name(entries: Iterable[Any], keys: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
     return {entry.name: numbers_of(entry, keys) for entry in entries}
 
 
-def _pixel_lines(scores: PixelScores) -> list[str]:
-    means = [
-        (f"{len(scores.classes)} classes", (scores.IoU, scores.iIoU)),
-        (f"{len(scores.categories)} categories", (scores.category_IoU, scores.category_iIoU)),
-    ]
-    lines = _rows(_IOU_KEYS, means)
-    for entries in (scores.classes, scores.categories):
-        lines += ["", *_rows(_IOU_KEYS, _values(entries, _IOU_KEYS))]
-    return [*lines, "", _footer(scores.n_images)]
+def _rows(entries: Iterable[Any], keys: Sequence[str]) -> list[_Row]:
+    rows = [(entry.name, tuple(getattr(entry, key) for key in keys)) for entry in entries]
+    return [row for row in rows if not all(math.isnan(value) for value in row[1])]
 
 
-def _instance_lines(scores: InstanceLevelScores) -> list[str]:
-    means = _rows(AP_KEYS, [("all", (scores.AP, scores.AP50))])
-    return [*means, "", *_rows(AP_KEYS, _values(scores.classes, AP_KEYS)), "", _footer(scores.n_images)]
-
-
-def _values(entries: Iterable[Any], keys: Sequence[str]) -> Iterable[tuple[str, Sequence[float]]]:
-    for entry in entries:
-        values = [getattr(entry, key) for key in keys]
-        if not all(math.isnan(v) for v in values):
-            yield entry.name, values
-
-
-def _rows(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
-    return percent_lines("", keys, rows, width=14, column=10)
-
-
-def _footer(count: int) -> str:
-    return f"{counted(count, 'frame')}; in percent; means over the classes that occur"
+def _section(title: str, keys: Sequence[str], parts: Iterable[Sequence[_Row]], n_images: int) -> str:
+    lines = [title]
+    for rows in parts:
+        lines += [*percent_lines("", keys, rows, width=14, column=10), ""]
+    return "\n".join([*lines, f"{counted(n_images, 'frame')}; in percent; means over the classes that occur"])
