@@ -77,15 +77,15 @@ def train_toy_city(args: argparse.Namespace, run: Path) -> None:
 def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Return the exported files by format."""
     from seamseg.deploy.export import export_model
-    from seamseg.deploy.source import ExportOptions
+    from seamseg.deploy.options import ExportOptions
 
-    plain = ExportOptions(None, overrides=OVERRIDES)
     files = {"onnx fp32": folder / "fp32.onnx", "onnx int8": folder / "int8.onnx"}
-    export_model(args.model, files["onnx fp32"], plain)
-    export_model(args.model, files["onnx int8"], replace(plain, int8=args.data, calibrate=args.calibrate))
+    plain = ExportOptions(args.model, files["onnx fp32"], overrides=OVERRIDES)
+    export_model(plain)
+    export_model(replace(plain, out=files["onnx int8"], int8=args.data, calibrate=args.calibrate))
     if args.qat:
         files["onnx qat"] = folder / "qat.onnx"
-        export_model(train_for_int8(args, folder / "qat"), files["onnx qat"], plain)
+        export_model(replace(plain, model=train_for_int8(args, folder / "qat"), out=files["onnx qat"]))
     return files
 
 

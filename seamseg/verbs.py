@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seamseg.deploy.options import ExportOptions
 from seamseg.inference.options import LoadOptions
 from seamseg.predicting.options import PredictOptions
 from seamseg.serving.options import ServeOptions
@@ -157,33 +158,9 @@ def train(
     return run_training(options)
 
 
-def export(
-    model: str | Path,
-    out: str | Path,
-    config: str | Path | None = None,
-    meta: str | Path | None = None,
-    *,
-    size: tuple[int, int] | None = None,
-    dynamic: bool = False,
-    part: str = "all",
-    precision: str = "fp32",
-    int8: str | Path | None = None,
-    calibrate: int = 64,
-    opset: int | None = None,
-    check: str | Path | Sequence[str | Path] = (),
-    force: bool = False,
-    licence: str = "",
-    overrides: Sequence[str] | Any = (),
-    components: str | Path | Sequence[str | Path] = (),
-) -> ExportReport:
+@takes(ExportOptions)
+def export(options: ExportOptions) -> ExportReport:
     """Export a network to `.onnx` or `.pt2` and compare the file with it: `seamseg.export("runs/city", "city.onnx")`.
-
-    Parameters
-    ----------
-    model, config, meta : see :func:`load`
-    out : file to write
-    components : see :func:`load`
-    others : see :class:`seamseg.deploy.source.ExportOptions`
 
     Raises
     ------
@@ -192,12 +169,9 @@ def export(
     seamseg.utils.errors.SeamsegError
         if the export fails, or the file computes something else than the network
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "out", "components")}
     from seamseg.deploy.export import export_model
-    from seamseg.deploy.source import ExportOptions
 
-    changes = override_texts(overrides, components)
-    return export_model(model, out, ExportOptions(**{**given, "check": several(check), "overrides": changes}))
+    return export_model(options)
 
 
 @takes(ServeOptions)

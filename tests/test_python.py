@@ -18,7 +18,7 @@ from support.micro import write_config
 
 import seamseg
 from seamseg.components import Callback
-from seamseg.deploy.source import ExportOptions
+from seamseg.deploy.options import ExportOptions
 from seamseg.inference.options import InferenceOptions, LoadOptions
 from seamseg.predicting.options import PredictOptions
 from seamseg.serving.options import ServeOptions

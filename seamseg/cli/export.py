@@ -19,62 +19,35 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import fields
 from typing import Any
 
-from seamseg.cli.model_options import add_foreign_model_options, check_model
+from seamseg.cli.model_options import add_components, add_options, add_set, check_model, options_of
+from seamseg.deploy.options import ExportOptions
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.output import echo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="zip, folder, snapshot or hf://user/repo; also of a classifier or transformers"
-    )
-    parser.add_argument("out", metavar="OUT", help="file to write, *.onnx or *.pt2")
-    parser.add_argument(
-        "--size",
-        metavar="HxW",
-        help="fixed input of the network: images are scaled as usual, shrunk to fit, and padded (default: free; for "
-        "networks that need a fixed size, that of an image twice as wide as high)",
-    )
-    parser.add_argument(
-        "--dynamic", action="store_true", help="free height and width also of a classifier or a dense part"
-    )
-    parser.add_argument(
-        "--part", choices=("all", "dense"), default="all", help="dense: pyramid, RPN and semantic logits only"
-    )
-    parser.add_argument("--precision", default="fp32", metavar="P", help="compute type of the file (default: fp32)")
-    parser.add_argument(
-        "--int8", metavar="DATA", help="quantise to int8, calibrated with images of this data set folder"
-    )
-    parser.add_argument(
-        "--calibrate", type=int, metavar="N", help="images of --int8, evenly spaced in its train_set (default: 64)"
-    )
-    parser.add_argument("--opset", type=int, metavar="N", help="version of the operators of an ONNX file (default: 20)")
-    parser.add_argument(
-        "--check", nargs="+", default=[], metavar="PHOTO", help="images to compare the file with the network on"
-    )
+    for name in ("model", "out"):
+        text = ExportOptions.__dataclass_fields__[name].metadata["text"]
+        parser.add_argument(name, metavar=name.upper(), help=text)
+    text = "images to compare the file with the network on (default: a generated one)"
+    parser.add_argument("--check", nargs="+", default=[], metavar="PHOTO", help=text)
     parser.add_argument("--data", metavar="DATA", help="data set folder: also score the network and the file on it")
     parser.add_argument("--split", help="split of --data (default: val_set of the configuration)")
-    parser.add_argument(
-        "--licence",
-        default="",
-        metavar="TEXT",
-        help="licence of the weights, stated in the file (default: that of the model card, for transformers)",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    add_foreign_model_options(parser)
+    add_options(parser, ExportOptions, {"": parser}, ("model", "out", "check", "overrides"))
+    add_set(parser)
+    add_components(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare and print the table."""
-    size = None if args.size is None else _size(args.size)
+    if args.size is not None:
+        args.size = _size(args.size)
     if args.split is not None and args.data is None:
         raise InputError("--split is the split of --data, which is not given")
-    if args.calibrate is not None and args.int8 is None:
-        raise InputError("--calibrate is the number of images of --int8, which is not given")
+    options = options_of(args, ExportOptions)
     if args.data is not None:
         if args.part == "dense":
             raise InputError("--data: the dense part of a network has no scores")
@@ -85,11 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out.endswith(".onnx"):
         require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
     from seamseg.deploy.export import export_model, format_rows
-    from seamseg.deploy.source import ExportOptions
 
-    names = {field.name for field in fields(ExportOptions)} - {"size"}
-    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    report = export_model(args.model, args.out, ExportOptions(size, **given))
+    report = export_model(options)
     rows = report.rows()
     if args.data is not None:
         rows += _scores(args, report.metadata.size)

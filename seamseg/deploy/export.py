@@ -20,7 +20,8 @@ from seamseg.config import config_from_string
 from seamseg.data.folder import DatasetFolder
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs
-from seamseg.deploy.source import ExportOptions, ExportSource, check_foreign, open_source
+from seamseg.deploy.options import ExportOptions
+from seamseg.deploy.source import ExportSource, check_foreign, open_source
 from seamseg.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import as_image, network_input
@@ -123,19 +124,8 @@ def format_rows(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
 
 
-def export_model(
-    model: str | Path,
-    out: str | Path,
-    options: ExportOptions = ExportOptions(),  # noqa: B008  # frozen
-) -> ExportReport:
+def export_model(options: ExportOptions) -> ExportReport:
     """Export a trained model, and compare the file with the network.
-
-    Parameters
-    ----------
-    model : see :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder; or a folder
-        of a panoptic network of transformers
-    out : file to write; its ending decides the format, see :data:`FORMATS`
-    options : size, precision and so on
 
     Raises
     ------
@@ -145,14 +135,15 @@ def export_model(
     SeamsegError
         if the file cannot be written; OutOfMemory if the memory does not suffice
     """
-    path = Path(out)
+    model, path = options.model, Path(options.out)
     chosen = check_target(path, options)
-    if is_foreign(found := local_model(model)):
-        check_foreign(found, path, options)
+    found = local_model(model)
+    if is_foreign(found):
+        check_foreign(found, options)
     _say(f"reading {model}")
     source = open_source(found, options)
     if source.metadata.of_queries:
-        check_foreign(model, path, options)
+        check_foreign(found, options)
     if is_quantised(source.net):
         if options.int8 is not None:
             raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
@@ -287,7 +278,8 @@ def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Pa
     if source.input_size is None:
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model", exported=True)
-    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+    count = 64 if options.calibrate is None else options.calibrate
+    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, count)
 
 
 def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,13 +11,14 @@ from typing import Any, cast
 from torch import nn
 
 from seamseg.checkpoints.foreign import is_foreign, is_torchvision
-from seamseg.checkpoints.model_path import is_exported, local_model, snapshot_in
+from seamseg.checkpoints.model_path import is_exported, snapshot_in
 from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import Config, config_to_string
 from seamseg.data.input_size import InputSize
 from seamseg.deploy.network import ExportNet, QueryNet, export_net
-from seamseg.formats.exported import PARTS, ExportedMetadata
+from seamseg.deploy.options import ExportOptions
+from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.foreign.transformers_model import TransformersModel, TransformersNetwork, export_size
 from seamseg.inference.options import InferenceOptions
@@ -27,56 +28,6 @@ from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.network import Network
 from seamseg.predictions import MapFormat
 from seamseg.utils.errors import InputError
-
-_SIDES = (32, 8192)
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Options of :func:`seamseg.deploy.export.export_model`; None for the value of the configuration.
-
-    Attributes
-    ----------
-    size : `(height, width)` of the input; larger images are shrunk to it and smaller ones padded. By default both are
-        free. Classifiers, networks of transformers, those with windows and dense parts have a fixed size, by default
-        that of the crop or of an image twice as wide as high
-    dynamic : height and width of the input are free for classifiers and dense parts, too
-    part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
-    precision : compute type of the file
-    int8, calibrate : dataset folder, with whose images the network is quantised to int8, and their maximum number
-    opset : version of the operators of ONNX, by default 20; for ONNX files only
-    check : images to compare the file with the network on; a generated image by default
-    force : overwrite an existing file
-    config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them; of a
-        network of transformers the class list
-    overrides : configuration keys as `section.key=value`
-    licence : licence of the weights, stated in the file; by default that of the model card of a network of transformers
-    """
-
-    size: tuple[int, int] | None = None
-    dynamic: bool = False
-    part: str = "all"
-    precision: str = "fp32"
-    int8: str | Path | None = None
-    calibrate: int = 64
-    opset: int | None = None
-    check: Sequence[str | Path] = ()
-    force: bool = False
-    config: str | Path | None = None
-    meta: str | Path | None = None
-    overrides: Sequence[str] = ()
-    licence: str = ""
-
-    def __post_init__(self) -> None:
-        if self.size is not None and self.dynamic:
-            raise InputError("`size` and `dynamic` are mutually exclusive")
-        if self.size is not None and not all(_SIDES[0] <= side <= _SIDES[1] for side in self.size):
-            raise InputError(f"`size`: height and width must be {_SIDES[0]} to {_SIDES[1]}, not {self.size}")
-        for name, known in (("part", PARTS), ("precision", tuple(PRECISIONS))):
-            if getattr(self, name) not in known:
-                raise InputError(f"`{name}={getattr(self, name)}`: choose one of {', '.join(known)}")
-        if self.int8 is not None and self.precision != "fp32":
-            raise InputError(f"`int8={self.int8}` and `precision={self.precision}` exclude each other")
 
 
 @dataclass(frozen=True)
@@ -110,20 +61,19 @@ def default_size(size: InputSize) -> tuple[int, int]:
     return -(-height // 32) * 32, -(-width // 32) * 32
 
 
-def check_foreign(model: str | Path, target: Path, options: ExportOptions) -> None:
+def check_foreign(path: Path, options: ExportOptions) -> None:
     """Raise InputError, before anything is loaded, for a model of another library that cannot be exported so."""
-    if is_torchvision(model):
-        raise InputError(f"{model}: networks of torchvision are not exported")
-    if target.suffix != ".onnx":
-        raise InputError(f"{target}: networks of transformers are exported to .onnx files only")
+    if is_torchvision(path):
+        raise InputError(f"{path}: networks of torchvision are not exported")
+    if Path(options.out).suffix != ".onnx":
+        raise InputError(f"{options.out}: networks of transformers are exported to .onnx files only")
     for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
         if (value := getattr(options, name)) != default:
-            raise InputError(f"`{name}={value}`: does not apply to {model}, a network of transformers")
+            raise InputError(f"`{name}={value}`: does not apply to {path}, a network of transformers")
 
 
-def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
+def open_source(path: Path, options: ExportOptions) -> ExportSource:
     """Open a trained model for export; errors as of :func:`seamseg.deploy.export.export_model`."""
-    path = local_model(model)
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
     classifier = None if is_foreign(path) else classifier_config(path, options.config)

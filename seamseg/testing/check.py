@@ -21,7 +21,7 @@ from seamseg.config.experiments import TINY_NETWORK
 from seamseg.config.values import format_value
 from seamseg.data.images import open_image
 from seamseg.deploy.export import export_model
-from seamseg.deploy.source import ExportOptions
+from seamseg.deploy.options import ExportOptions
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import predict_all
 from seamseg.predicting.options import PredictOptions
@@ -272,8 +272,8 @@ class _Check:
             return "is not part of exported networks"
         if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
             return f"the export is not checked without {', '.join(missing)}"
-        options = ExportOptions(check=(self.image,), overrides=self.overrides)
-        export_model(self.work / "straight", self.work / "network.onnx", options)
+        file = self.work / "network.onnx"
+        export_model(ExportOptions(self.work / "straight", file, check=(self.image,), overrides=self.overrides))
         return "exports to ONNX, which gives the same for an image"
 
     def write(self, formats: Sequence[str]) -> str:

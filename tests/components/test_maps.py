@@ -21,7 +21,7 @@ import seamseg
 from seamseg.components import resize_map
 from seamseg.config import components, load_config
 from seamseg.deploy.export import ExportReport, export_model
-from seamseg.deploy.source import ExportOptions
+from seamseg.deploy.options import ExportOptions
 from seamseg.formats.exported import OUTPUTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.tiling.tiles import Tiling
@@ -243,17 +243,21 @@ NOT_TRACED = r"cannot be exported to ONNX with the heads mistake: leave out .* \
 def test_mistakes(old, new, error, message, tmp_path):
     file = tmp_path / "map_mistake.py"
     file.write_text(VECTORS.replace('@head("vectors")', '@head("mistake")').replace(old, new))
-    options = ExportOptions(SIZE, overrides=(f"general.components={file}",))
+    overrides = (f"general.components={file}",)
     with pytest.raises(error, match=message) as caught:
-        export_model(write_run(tmp_path / "run", overrides=options.overrides), tmp_path / "a.onnx", options)
+        export_model(
+            ExportOptions(
+                write_run(tmp_path / "run", overrides=overrides), tmp_path / "a.onnx", size=SIZE, overrides=overrides
+            )
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a.onnx").exists()
 
 
 def test_heads_are_not_quantised(run, heads, micro, tmp_path):
-    options = ExportOptions(SIZE, int8=micro, overrides=(f"general.components={heads}",))
+    overrides = (f"general.components={heads}",)
     with pytest.raises(InputError, match=r"head edge is not quantised by `int8=.*`: leave out its file"):
-        export_model(run, tmp_path / "a.onnx", options)
+        export_model(ExportOptions(run, tmp_path / "a.onnx", size=SIZE, int8=micro, overrides=overrides))
 
 
 def test_names_with_another_meaning():

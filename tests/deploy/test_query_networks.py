@@ -14,7 +14,7 @@ from support.tiny_transformers import SIDE, photo, save
 import seamseg
 from seamseg.deploy.compare import compare
 from seamseg.deploy.export import export_model
-from seamseg.deploy.source import ExportOptions
+from seamseg.deploy.options import ExportOptions
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.exported import ExportedModel
@@ -41,7 +41,7 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
     """In both engines, at the size of the image, which the input of the network shows as a whole."""
     square = family.startswith("eomt")
     folder, file = annealed(family, tmp_path / "net"), tmp_path / "net.onnx"
-    report = export_model(folder, file, ExportOptions(None if square else SIZE))
+    report = export_model(ExportOptions(folder, file, size=None if square else SIZE))
     assert report.metadata.size == ((SIDE, SIDE) if square else SIZE)
     assert (report.metadata.licence, report.metadata.metadata.num_thing) == ("mit", 8)
     (difference,) = report.differences.values()
@@ -68,7 +68,7 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
 def test_padding_is_masked(tmp_path: Path) -> None:
     """What the padding contains does not matter; DETR attends to the image only."""
     folder, file = annealed("detr", tmp_path / "net"), tmp_path / "net.onnx"
-    export_model(folder, file, ExportOptions(SIZE))
+    export_model(ExportOptions(folder, file, size=SIZE))
     graph = onnx.load(file).graph
     assert {weight.name for weight in graph.initializer} <= {name for node in graph.node for name in node.input}
     opened = ExportedModel(file, "cpu", None, None, InferenceOptions())
@@ -83,7 +83,7 @@ def test_padding_is_masked(tmp_path: Path) -> None:
 
 def refusal(model: object, out: Path, **options: Any) -> str:
     with pytest.raises(InputError) as error:
-        export_model(str(model), out, ExportOptions(**options))
+        export_model(ExportOptions(str(model), out, **options))
     assert "\n" not in str(error.value)
     assert not out.exists()
     return str(error.value)
