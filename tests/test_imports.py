@@ -27,7 +27,7 @@ ORDER = (
 
 TRAINING = (
     "run", "trial", "trainer", "checkpointer", "setup", "weights", "logging", "losses", "checkpointing", "preemption",
-    "step", "ddp", "averaging", "prefetch", "optim", "options", "callbacks", "result",
+    "step", "ddp", "prefetch", "optim", "options", "callbacks", "result",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

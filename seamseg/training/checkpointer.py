@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import torch
+
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
@@ -95,7 +97,10 @@ class Checkpointer:
             more["callbacks"] = states
         if (run := self.callbacks.run).stop_reason:
             more["stopped"] = {"by": run.stopped_by, "reason": run.stop_reason}
-        meters = {name: meter.state_dict() for name, meter in self.losses.meters.items()}
+        meters = {
+            loss: {name: torch.tensor(value, dtype=torch.float64) for name, value in entry.items()}
+            for loss, entry in self.losses.epoch.state.items()
+        }
         snapshot = make_snapshot(state, progress, meters, more)
         self._writer.save(snapshot, progress.global_step, is_best, not self.has_best)
 

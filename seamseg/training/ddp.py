@@ -12,10 +12,10 @@ find : from DistributedDataParallel, which searches the graph of each step
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._dynamo.config
@@ -46,19 +46,51 @@ def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) ->
     # the two exchanges must not matter. Buffers are made equal after each epoch instead of each step (Trainer.train).
     names = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
-    group = new_group(range(world.size))
-    _match_strides(module)
-    if unused_parameters == "find":
-        return DistributedDataParallel(module, process_group=group, find_unused_parameters=True, **options)
-    parallel = _FixedDDP(module, process_group=group, **options)
-    _rebuild_buckets(parallel)
+    # they differ in sides of length 1 only: the gradient of a class token is a slice
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+    find = unused_parameters == "find"
+    options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, "find_unused_parameters": find}
+    parallel = DistributedDataParallel(
+        _Parallel(module, not find), process_group=new_group(range(world.size)), **options
+    )
+    if not find:
+        # Buckets are rebuilt after the first backward pass. With three or more processes, rounding depends on the place
+        # of a gradient in its bucket: the first step of a resumed training would round differently.
+        parallel().backward()
+        module.zero_grad(set_to_none=True)
     return parallel
+
+
+class _Parallel(nn.Module):
+    """What DistributedDataParallel wraps: maps a batch to its losses, and no batch to the sum of all parameters.
+
+    Attributes
+    ----------
+    fixed : every step uses the same parameters
+    unused : parameters that the first batch did not use; None before it
+    """
+
+    def __init__(self, module: nn.Module, fixed: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.fixed = fixed
+        self.unused: list[nn.Parameter] | None = None
+
+    def forward(self, batch: Any = None) -> Any:
+        if batch is None:
+            return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum()
+        return self.module(batch)
+
+
+def _parallel(module: nn.Module) -> _Parallel | None:
+    """Return what a module from :func:`wrap_distributed` wraps; None for a single process."""
+    return cast(_Parallel, module.module) if isinstance(module, DistributedDataParallel) else None
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module that :func:`wrap_distributed` was given."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    parallel = _parallel(module)
+    return module if parallel is None else parallel.module
 
 
 def no_gradient_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -74,12 +106,13 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
     module : module returned by :func:`wrap_distributed`
     loss : loss of its outputs
     """
-    if not isinstance(module, _FixedDDP):
+    parallel = _parallel(module)
+    if parallel is None or not parallel.fixed:
         return loss
-    if module.unused is None:
+    if parallel.unused is None:
         used = _used_by(loss)
-        module.unused = [p for p in module.parameters() if p.requires_grad and p not in used]
-    return _ZeroGradients.apply(loss, *module.unused) if module.unused else loss
+        parallel.unused = [p for p in module.parameters() if p.requires_grad and p not in used]
+    return _ZeroGradients.apply(loss, *parallel.unused) if parallel.unused else loss
 
 
 def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -92,23 +125,18 @@ def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) 
     SeamsegError
         if a parameter has no gradient with `fake`, whose gradients are then not exchanged
     """
+    parallel = _parallel(module)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:
-                if isinstance(module, _FixedDDP):
-                    raise _not_fixed(module.module, parameter)
+                if parallel is not None and parallel.fixed:
+                    named = parallel.module.named_parameters()
+                    name = next((name for name, p in named if p is parameter), "a parameter")
+                    raise SeamsegError(
+                        f"{name}: has a gradient in the first step but not in this one; several processes then need "
+                        f"`overrides=general.unused_parameters=find`"
+                    )
                 parameter.grad = torch.zeros_like(parameter)
-
-
-class _FixedDDP(DistributedDataParallel):
-    """DistributedDataParallel of a network that uses the same parameters in every step.
-
-    Attributes
-    ----------
-    unused : parameters that the first batch did not use; None before it
-    """
-
-    unused: list[nn.Parameter] | None = None
 
 
 class _ZeroGradients(torch.autograd.Function):
@@ -138,48 +166,6 @@ def _used_by(loss: Tensor) -> set[Tensor]:
         nodes |= following
         pending += following
     return leaves
-
-
-def _match_strides(module: nn.Module) -> None:
-    """Give gradients the strides of their parameters, where only those of sides of length 1 differ.
-
-    DistributedDataParallel compares these, too, and warns: the gradient of a class token is a slice.
-    """
-    for parameter in module.parameters():
-        # convolutions take care of theirs
-        if parameter.requires_grad and parameter.dim() < 4 and 1 in parameter.shape:
-            parameter.register_hook(partial(_with_strides, strides=parameter.stride()))
-
-
-def _with_strides(gradient: Tensor, strides: tuple[int, ...]) -> Tensor:
-    sides = zip(gradient.shape, gradient.stride(), strides, strict=True)
-    same = all(side == 1 or one == other for side, one, other in sides)
-    return gradient.as_strided(gradient.shape, strides) if same else gradient
-
-
-def _rebuild_buckets(parallel: DistributedDataParallel) -> None:
-    """Have the buckets of the gradients rebuilt before the first step instead of after it.
-
-    With three or more processes, rounding depends on the place of a gradient in its bucket: the first step of a resumed
-    training would round differently than the same step of an uninterrupted one.
-    """
-    module = parallel.module
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    # shadows the method of its class
-    module.forward = lambda: torch.stack([p.sum() for p in parameters]).sum()
-    try:
-        parallel().backward()
-    finally:
-        del module.forward
-    module.zero_grad(set_to_none=True)
-
-
-def _not_fixed(module: nn.Module, parameter: nn.Parameter) -> SeamsegError:
-    name = next((name for name, p in module.named_parameters() if p is parameter), "a parameter")
-    return SeamsegError(
-        f"{name}: has a gradient in the first step but not in this one; several processes then need "
-        f"`overrides=general.unused_parameters=find`"
-    )
 
 
 def compile_network(net: Network, world: World, warn: Callable[[str], None], backend: str = "inductor") -> bool:

@@ -62,7 +62,7 @@ class TrainerOptions:
     ----------
     epochs : length of the training
     loss_weights : weight of each loss in the total that is minimised, by name
-    loss_average : process or step, see :mod:`seamseg.training.averaging`
+    loss_average : process or step, see :mod:`seamseg.training.step`
     seed : seed of weights, order and augmentation
     accumulate : number of batches of a step
     precision : fp32, bf16, fp16 or auto, see :func:`seamseg.training.step.compute_dtype`

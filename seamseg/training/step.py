@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from seamseg.config.components import at_fault, custom_of, sections_of
 from seamseg.models.network import Losses
 from seamseg.ops.fused import bf16_is_fast
-from seamseg.training.averaging import LossAverage, ProcessAverage, StepAverage, preview_losses
 from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
 from seamseg.training.optim.ema import WeightAverage
 from seamseg.training.optim.optimizer import running_statistics
@@ -122,7 +121,7 @@ class Stepper:
         # its collectives would wait for the others
         return named_backward_error(error, self.net, None if self.world.is_distributed else again)
 
-    def _loss_average(self, batches: Sequence[TrainingBatch]) -> LossAverage:
+    def _loss_average(self, batches: Sequence[TrainingBatch]) -> ProcessAverage | StepAverage:
         if self.options.loss_average == "process":
             return ProcessAverage(len(batches))
         if len(batches) == 1:
@@ -323,3 +322,116 @@ class _StatisticsBackup:
 
 def _flat(buffers: list[Tensor]) -> Tensor:
     return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+
+
+class ProcessAverage:
+    """Averages losses over the batches of a step in this process, as the original does (`loss_average = process`).
+
+    With 1 region in one process and 99 in another, the single region weighs as much as the 99.
+
+    Parameters
+    ----------
+    batches : number of batches of the step in this process
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, losses: Losses) -> dict[str, Tensor]:
+        """Add the losses of a batch and return its contribution to those of the step, times the number of processes.
+
+        Gradients of it are summed over the batches of a process, and averaged over the processes.
+        """
+        contribution = {name: mean / self._batches for name, mean in losses.means.items()}
+        for name, value in contribution.items():
+            part = value.detach().float()
+            self._sums[name] = self._sums[name] + part if name in self._sums else part
+        return contribution
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the losses of the step by name, detached float32 scalars, over the batches added so far."""
+        return self._sums
+
+
+class StepAverage:
+    """Averages losses over all anchors, samples, mask pixels or images of a step (`loss_average = step`).
+
+    A step of several processes, or of several batches, then equals the step of one process with one large batch;
+    :meth:`means` are the same numbers in all processes. Makes collective calls of a few numbers, which stay on the
+    device.
+
+    Parameters
+    ----------
+    world : the processes
+    preview : the losses of all batches of this process, of which only the counts are used; needed for several batches,
+        since the gradient of the first depends on the counts of the others
+    """
+
+    def __init__(self, world: World, preview: Sequence[Losses] = ()) -> None:
+        self._world = world
+        self._parts: list[Losses] = []
+        self._has_preview = bool(preview)
+        self._whole = combine_losses(world, preview) if preview else None
+
+    def add(self, losses: Losses) -> dict[str, Tensor]:
+        """See :class:`ProcessAverage`."""
+        self._parts.append(Losses({name: mean.detach() for name, mean in losses.means.items()}, losses.counts))
+        if self._whole is None:
+            self._whole = combine_losses(self._world, self._parts)
+        factors = {name: self._world.size / count.clamp(min=1) for name, count in self._whole.counts.items()}
+        return {
+            name: mean * (losses.counts[name] * factors[name]).to(mean.dtype) for name, mean in losses.means.items()
+        }
+
+    def means(self) -> dict[str, Tensor]:
+        """See :class:`ProcessAverage`."""
+        # for a single batch, the means were exchanged together with the counts
+        whole = combine_losses(self._world, self._parts) if self._has_preview else self._whole
+        return {} if whole is None else {name: mean.float() for name, mean in whole.means.items()}
+
+
+def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
+    """Combine the losses of several batches in all processes: means weighted by counts (float64), and summed counts.
+
+    A collective call of all processes, each with at least one part.
+    """
+    names = list(parts[0].means)
+    counts = torch.stack([torch.stack([part.counts[name] for name in names]) for part in parts])
+    means = torch.stack([torch.stack([part.means[name].double() for name in names]) for part in parts])
+    sums = torch.stack([counts.sum(0), (counts * means).sum(0)])
+    if world.is_distributed:
+        dist.all_reduce(sums)
+    total, weighted = sums
+    return Losses(dict(zip(names, weighted / total.clamp(min=1))), dict(zip(names, total)))
+
+
+@torch.no_grad()
+def preview_losses(net: nn.Module, device: torch.device, losses: Callable[[], Iterable[Losses]]) -> list[Losses]:
+    """Compute the losses of batches before training on them, without side effects.
+
+    Parameters
+    ----------
+    net : its buffers (running statistics) are restored
+    device : its RNG state and the CPU's are restored, so that training uses the same random numbers
+    losses : computes them
+
+    Notes
+    -----
+    Costs one forward pass without gradients per batch. The numbers of regions and mask pixels that count depend on the
+    proposals, so they are not known earlier.
+    """
+    with buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return list(losses())
+
+
+@contextmanager
+def buffers_restored(net: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a network, also those that its code replaces, at the end of a `with` block."""
+    saved = [(m._buffers, name, b, b.clone()) for m in net.modules() for name, b in m._buffers.items() if b is not None]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffers, name, buffer, value in saved:
+                buffers[name] = buffer.copy_(value)

@@ -11,10 +11,9 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader, collate, index_sampler
 from seamseg.data.transforms import without_things
 from seamseg.models.network import Losses
-from seamseg.training.averaging import buffers_restored
 from seamseg.training.checkpointing.rank_state import rng_state, set_rng_state
 from seamseg.training.setup import Setup, Validate
-from seamseg.training.step import autocast, named_backward_error, weighted_sum
+from seamseg.training.step import autocast, buffers_restored, named_backward_error, weighted_sum
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import SeamsegError

@@ -17,7 +17,7 @@ from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleImages
 from seamseg.training.logging.logs import TextLog, duration, remaining, train_tag
 from seamseg.training.logging.metrics import MetricsFile
-from seamseg.training.losses import AverageMeter, Averages, LossMeans
+from seamseg.training.losses import Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
@@ -74,8 +74,8 @@ class Reporter:
         self.broken = 0
         self._validates = validates
         self._images = images
-        self._pace = _Pace()
-        self._validations = AverageMeter()
+        self._pace = 0.0
+        self._validations: list[float] = []
         self._times = Averages()
         self._rates: dict[str, float] = {}
         self._shown: float | None = None
@@ -129,7 +129,7 @@ class Reporter:
         line = self._times.means()
         line["images_per_second"] = self.world.size * line["images"] / max(line["step_seconds"], 1e-9)
         if not first:  # a first step takes longer
-            line["seconds_left"] = self._seconds_left(position, self._pace.mean or line["step_seconds"])
+            line["seconds_left"] = self._seconds_left(position, self._pace or line["step_seconds"])
         self.log.progress(self._format(position, line, peak_memory(self.world.device)))
 
     def report(self, position: StepPosition, recent: LossMeans) -> None:
@@ -145,8 +145,9 @@ class Reporter:
         line |= {name: means[name] for name in ("step_seconds", "data_seconds")}
         line["data_share"] = line["data_seconds"] / max(line["step_seconds"], 1e-9)
         line["images_per_second"] = size * means["images"] / max(line["step_seconds"], 1e-9)
-        self._pace.update(line["step_seconds"])
-        line["seconds_left"] = self._seconds_left(position, self._pace.mean)
+        seconds = line["step_seconds"]
+        self._pace = 0.8 * self._pace + 0.2 * seconds if self._pace else seconds
+        line["seconds_left"] = self._seconds_left(position, self._pace)
         line |= {**memory, **self.notes}
         self._shown = time.perf_counter()
         self.log.info(self._format(position, line, memory, list(losses), list(gradients)))
@@ -172,7 +173,7 @@ class Reporter:
         words += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         words += [f"{line['images_per_second']:.1f} images/s"]
         words += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []
-        untimed = " and validation" if self._validations.count == 0 and self._validates else ""
+        untimed = " and validation" if not self._validations and self._validates else ""
         words += [f"{remaining(line['seconds_left'])}{untimed} left"] if "seconds_left" in line else []
         return "  ".join(words)
 
@@ -181,11 +182,12 @@ class Reporter:
         epochs, interval = self.options.epochs, self.options.val_interval
         steps = (epochs - position.epoch) * position.length - position.index - 1
         validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))
-        return steps * pace + validations * self._validations.mean
+        mean = sum(self._validations) / max(len(self._validations), 1)
+        return steps * pace + validations * mean
 
     def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
         """Report the scores of a validation that took `seconds`."""
-        self._validations.update(seconds)
+        self._validations.append(seconds)
         line = f"{scores.line()} ({counted(scores.n_images, 'image')}, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
         self.callbacks.scalars(step, scores.scalars())
@@ -213,16 +215,6 @@ class Reporter:
             if any(word in name for word in words):
                 values = parameter.detach().float().cpu().numpy()
                 self.callbacks.histogram(step, name.removeprefix("body."), values)
-
-
-@dataclass
-class _Pace:
-    """Moving average of the seconds per step, for the remaining time."""
-
-    mean: float = 0.0
-
-    def update(self, seconds: float) -> None:
-        self.mean = seconds if self.mean == 0.0 else 0.8 * self.mean + 0.2 * seconds
 
 
 _GIB = 1 << 30

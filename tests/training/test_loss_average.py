@@ -6,7 +6,7 @@ from support.step_equality import Network, batch_of, images_of, in_float64
 from torch.testing import assert_close
 
 from seamseg.models.network import Losses
-from seamseg.training.averaging import ProcessAverage, StepAverage, combine_losses, preview_losses
+from seamseg.training.step import ProcessAverage, StepAverage, combine_losses, preview_losses
 from seamseg.utils.distributed import World
 
 
