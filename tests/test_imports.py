@@ -26,7 +26,7 @@ ORDER = (
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 
 TRAINING = (
-    "run", "trial", "trainer", "checkpointer", "setup", "weights", "logging", "losses", "checkpointing", "preemption",
+    "run", "trainer", "setup", "weights", "logging", "losses", "checkpointing", "preemption",
     "step", "ddp", "prefetch", "optim", "options", "callbacks", "result",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""

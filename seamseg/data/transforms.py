@@ -21,7 +21,6 @@ from torch import Tensor
 from seamseg.data.input_size import reference_size, scaled_size
 from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
 from seamseg.ops.labels import extract_boxes
-from seamseg.panoptic_map import VOID
 from seamseg.structures import DeferredTransform, ReadMap
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
@@ -304,15 +303,6 @@ class TrainTransform:
         if self.on_device:
             return {"img": pixels.contiguous(), **item, "deferred": deferred}
         return {"img": finish_image(pixels, deferred, self._normalise), **item}
-
-
-def without_things(item: dict[str, Any], num_stuff: int) -> dict[str, Any]:
-    """Return an item of :class:`TrainTransform` whose things are void."""
-    stuff = (item["cat"] < num_stuff) | (item["cat"] == VOID)
-    ids = torch.where(stuff, stuff.cumsum(0) - 1, 0)
-    masks = ids[item["msk"].long()].to(item["msk"].dtype)
-    by_id: dict[str, Any] = {name: item[name][stuff] for name in ("cat", "iscrowd", "bbx")}
-    return {**item, "msk": masks, **by_id}
 
 
 def compact_ids(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import StepResult
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World, gather_objects, max_over_processes
 from seamseg.utils.errors import SeamsegError
 
@@ -74,17 +76,7 @@ class InvalidStep(NamedTuple):
 
 
 class Diverged(SeamsegError):
-    """A loss or gradient is not finite, or a loss is over its limit.
-
-    Attributes
-    ----------
-    step, problem : which and what, in a few words
-    """
-
-    def __init__(self, message: str, step: int, problem: str) -> None:
-        super().__init__(message)
-        self.step = step
-        self.problem = problem
+    """A loss or gradient is not finite, or a loss is over its limit."""
 
 
 class LossCheck:
@@ -104,7 +96,6 @@ class LossCheck:
     epoch : averages of the epoch
     gradients : `grad_norm` since it was last reset, without the steps whose gradient is not finite
     skipped : number of skipped updates since it was last reset
-    last_update : number of the newest step known to have updated the weights, the same in all processes
     """
 
     def __init__(self, options: TrainerOptions, world: World) -> None:
@@ -112,7 +103,6 @@ class LossCheck:
         self.interval = 1 if world.device.type == "cpu" else options.log_interval
         self.recent, self.epoch, self.gradients = Averages(), Averages(), Averages()
         self.skipped = 0
-        self.last_update = 0
         self._options = options
         self._in_a_row = 0
         self._names: list[str] = []
@@ -146,14 +136,22 @@ class LossCheck:
         if max_over_processes(self.world, {"found": float(found is not None)})["found"]:
             self._stop(gather_objects(self.world, found))
 
-    def failed(self) -> None:
-        """After an exception in a step of this process, check whether its losses explain it; errors as :meth:`check`.
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Report an invalid loss of an earlier step in place of another error in a `with` block.
 
-        No collective call, since the other processes may be at any point.
+        Weights that have diverged can cause almost any error. No collective call, since the other processes may be at
+        any point.
         """
-        found = self.read()
-        if found is not None:
-            self._stop([found])
+        try:
+            yield
+        except Exception as error:
+            if not (isinstance(error, SeamsegError) or lacks_memory(error)):
+                # nothing can be read from a device after some errors
+                with suppress(RuntimeError):
+                    if (found := self.read()) is not None:
+                        self._stop([found])
+            raise
 
     def read(self) -> InvalidStep | None:
         """Update the averages with the stored steps before the first invalid one, and return that one, if any."""
@@ -169,10 +167,7 @@ class LossCheck:
             self.epoch.update(values)
             if math.isfinite(norm):
                 self.gradients.update({"grad_norm": norm})
-            if skipped:
-                self.skipped += 1
-            else:
-                self.last_update = step
+            self.skipped += bool(skipped)
         return None
 
     def _loss_problem(self, values: dict[str, float]) -> str:
@@ -232,4 +227,4 @@ class LossCheck:
             for rank, one in first.items()
         )
         message = f"training stopped at step {step}: {problems}; {self._options.smaller_rate}, or check these images"
-        raise Diverged(message, step, problems)
+        raise Diverged(message)

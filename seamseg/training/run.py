@@ -43,7 +43,6 @@ from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.trainer import Trainer, steps_per_epoch
-from seamseg.training.trial import try_parts
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, counted
@@ -80,7 +79,7 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
         setup = segmentation(config, options.config)
     with _opened(options, setup) as (world, folder, log):
         auto = options.resume == AUTO
-        options = _find_snapshot(options, setup, world, folder, log)
+        options = _find_snapshot(options, world, folder, log)
         _check_weights(options)
         torch.backends.cudnn.benchmark = setup.options.cudnn_benchmark
         validator = setup.open_validator(options.data, world)
@@ -102,9 +101,6 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
                 load_weights(options.resume, net, metadata, folder)
             scores = validator(net)
             return TrainResult(folder.path, best=scores.best, validation=scores)
-        if setup.components:
-            for line in try_parts(setup, module, loader, validator, world):
-                log.warning(line)
         state, resumed = _prepare(options, setup, module, metadata, loader, world, folder, log)
         if auto and resumed is not None and resumed.stopped:
             return _stopped(resumed, state, folder, log)
@@ -331,15 +327,13 @@ def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterat
         yield
 
 
-def _find_snapshot(
-    options: TrainingOptions, setup: Setup, world: World, folder: RunFolder, log: TextLog
-) -> TrainingOptions:
+def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
     """Replace `resume=auto`, or a run folder, by the snapshot that the main process finds, or by None; collective."""
     if options.resume != AUTO:
         if options.resume is None or not Path(options.resume).is_dir():
             return options
         folder = replace(folder, path=Path(options.resume))
-    found = folder.newest_good(log.warning, setup.options.smaller_rate) if world.is_main else None
+    found = folder.newest_good(log.warning) if world.is_main else None
     newest = gather_objects(world, found)[0]
     if options.resume != AUTO:
         if newest is None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from seamseg.config.components import at_fault, custom_of, sections_of
 from seamseg.models.network import Losses
 from seamseg.ops.fused import bf16_is_fast
 from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
@@ -23,9 +20,8 @@ from seamseg.training.optim.optimizer import running_statistics
 from seamseg.training.optim.update import set_learning_rates, step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.distributed import World, broadcast_buffers, broadcast_tensors, is_peer_failure
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.distributed import World, broadcast_buffers, broadcast_tensors
+from seamseg.utils.errors import InputError
 
 
 class StepResult(NamedTuple):
@@ -93,12 +89,7 @@ class Stepper:
             with no_gradient_sync(self.module, number + 1 == len(batches)):
                 losses = self._losses(self.module, batch)
                 loss = weighted_sum(average.add(losses), weights)
-                try:
-                    self.backward(with_all_parameters(self.module, loss))
-                except Exception as error:
-                    if (named := self._named(error, batch)) is not None:
-                        raise named from error
-                    raise
+                self.backward(with_all_parameters(self.module, loss))
             metrics.add(Losses(dict(losses.metrics), {}))
         fill_missing_gradients(self.module, self.optimizer)
         means = average.means()
@@ -111,15 +102,6 @@ class Stepper:
         with autocast(self.options.precision, self.world.device):
             losses: Losses = module(batch)
             return losses
-
-    def _named(self, error: Exception, batch: TrainingBatch) -> SeamsegError | None:
-        """See :func:`named_backward_error`; the step is lost."""
-
-        def again() -> None:
-            weighted_sum(self._losses(self.module, batch).means, self.options.loss_weights).backward()
-
-        # its collectives would wait for the others
-        return named_backward_error(error, self.net, None if self.world.is_distributed else again)
 
     def _loss_average(self, batches: Sequence[TrainingBatch]) -> ProcessAverage | StepAverage:
         if self.options.loss_average == "process":
@@ -258,35 +240,6 @@ def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
             f"{len(weights)} values for {len(losses)} losses ({', '.join(losses)})"
         )
     return torch.stack([weights[name] * loss.float() for name, loss in losses.items()]).sum()
-
-
-def named_backward_error(error: Exception, net: nn.Module, again: Callable[[], object] | None) -> SeamsegError | None:
-    """Return an error that names the custom part whose backward pass has failed; None for other failures.
-
-    Parameters
-    ----------
-    net : network
-    again : repeats forward and backward pass, to find the line whose gradient fails; None if it cannot, and the error
-        has all custom parts of the network
-    """
-    if not isinstance(error, RuntimeError):
-        line = at_fault(error)
-        return None if line is None else SeamsegError(f"in the backward pass: {line}")
-    if lacks_memory(error) or is_peer_failure(error):
-        return None
-    found = [(f"{c.section}, {c.file}", "") for c in map(custom_of, net.modules()) if c is not None]
-    if again is not None:
-        with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True, check_nan=False):
-            warnings.simplefilter("always")
-            with suppress(Exception):
-                again()
-        calls = re.findall(r'File "(.+)", line (\d+)', "\n".join(str(warning.message) for warning in caught))
-        found = [(f"{sections}, {file}", f" line {line}") for file, line in calls if (sections := sections_of(file))]
-        found = found[-1:]
-    if not found:
-        return None
-    parts = "; ".join("".join(part) for part in dict.fromkeys(found))
-    return SeamsegError(f"{parts}: in the backward pass: {type(error).__name__}: {one_line(error)}")
 
 
 class _StatisticsBackup:

@@ -12,18 +12,18 @@ from typing import TypeVar
 
 from seamseg.data.loader import index_sampler, set_epoch
 from seamseg.evaluation.scores import Scores
-from seamseg.training.checkpointer import Checkpointer
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
     ResumePoint,
     TrainingProgress,
     TrainState,
     data_order,
+    make_snapshot,
 )
-from seamseg.training.checkpointing.rank_state import mean_losses, seed_everything, set_rng_state
-from seamseg.training.checkpointing.run_folder import RunFolder
+from seamseg.training.checkpointing.rank_state import gather_rank_states, mean_losses, seed_everything, set_rng_state
+from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotWriter
 from seamseg.training.logging.reporter import Reporter, StepPosition
-from seamseg.training.losses import Diverged, LossCheck
+from seamseg.training.losses import LossCheck
 from seamseg.training.preemption import STOP, Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.setup import Validate
@@ -62,8 +62,9 @@ class Trainer:
         self.options, self.world = state.options, state.world
         self.stepper, self.schedule = state.stepper, state.schedule
         self.losses = LossCheck(self.options, self.world)
-        callbacks = self.reporter.callbacks
-        self.checkpointer = Checkpointer(state, self.run, self.losses, self.reporter.log, resumed, callbacks)
+        self.writer = SnapshotWriter(self.run, state.options.snapshot_keep, fresh=resumed is None)
+        # the best snapshot of an earlier run in this folder does not count
+        self._has_best = resumed is not None and resumed.progress.epoch >= 0 and self.run.best.exists()
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world)
@@ -103,7 +104,7 @@ class Trainer:
                 is_best = False
                 if validates:
                     self._scores = scores = self._validate(epoch)
-                    is_best = self.progress.validated(scores.selection, self.checkpointer.has_best)
+                    is_best = self.progress.validated(scores.selection, self._has_best)
                 self.progress.epoch = epoch
                 self._position = None
                 self._save(is_best)
@@ -115,16 +116,13 @@ class Trainer:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Wait for the last snapshot at the end of a `with` block; note a step that failed, name a lost process."""
+        """Receive signals in a `with` block, and wait for the last snapshot at its end."""
         try:
             with self._preemption:
                 try:
                     yield
                 finally:
-                    self.checkpointer.wait()
-        except Diverged as error:
-            self.checkpointer.fail(error.step, error.problem)
-            raise
+                    self.writer.wait()
         except RuntimeError as error:
             if not (self.world.is_distributed and is_peer_failure(error)):
                 raise
@@ -133,7 +131,7 @@ class Trainer:
                 f"their messages ({failure_reason(error)})"
             ) from error
         finally:
-            self.checkpointer.close()
+            self.writer.close()
 
     def _validate(self, epoch: int) -> Scores:
         """Score the current network, and report the scores and sample images."""
@@ -141,7 +139,7 @@ class Trainer:
         collector = self.reporter.sample_collector()
         start = time.perf_counter()
         step = self.progress.global_step
-        with self.stepper.averaged(), self.checkpointer.failures(self.progress):
+        with self.stepper.averaged(), self.losses.explaining():
             scores = self.validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
             self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
             if collector is not None:
@@ -186,7 +184,7 @@ class Trainer:
         self.reporter.begin_step(step, rates)
         batches = [uploaded.batch for uploaded in group]
         try:
-            with self.checkpointer.failures(self.progress):
+            with self.losses.explaining():
                 return self.stepper(batches, rates)
         except Exception as error:
             if lacks_memory(error):
@@ -231,7 +229,7 @@ class Trainer:
 
     def _after_step(self) -> bool:
         """Save when it is due; return whether the training ends here because a callback asked for it."""
-        self.checkpointer.after_step()
+        self.writer.check()
         number = self._preemption.after_step()
         interval = self.options.snapshot_interval
         if number or (interval and self.progress.global_step % interval == 0):
@@ -239,7 +237,22 @@ class Trainer:
         return self._stops(number)
 
     def _save(self, is_best: bool = False) -> None:
-        self.checkpointer.save(self.progress, self._position, is_best)
+        """Copy the state of the training, and write it in the background; a collective call.
+
+        Raises
+        ------
+        SeamsegError
+            if a loss was not finite, or an earlier snapshot could not be written
+        """
+        # first, as it raises if a loss was not finite
+        losses = self.losses.state_dict()
+        averaged = self.stepper.state_dict().get("ema", {})
+        ranks = gather_rank_states(self.world, self.state.net, averaged, losses)
+        self._has_best = self._has_best or is_best
+        if self.world.is_main:
+            callbacks = self.reporter.callbacks
+            snapshot = make_snapshot(self.state, self.progress, self._position, is_best, ranks, callbacks)
+            self.writer.save(snapshot, self.progress.global_step, is_best, not self._has_best)
 
     def _stops(self, number: int) -> bool:
         """Return whether a callback ends the training, whose snapshot is being written; Preempted after a signal."""
@@ -249,7 +262,7 @@ class Trainer:
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
             f"re-run the same command (`seamseg train`: with `resume=auto`) to continue"
         )
-        self.checkpointer.wait()
+        self.writer.wait()
         if self.world.is_main:
             self.reporter.log.warning(message)
         # complete the pending exchange of signals before any process exits

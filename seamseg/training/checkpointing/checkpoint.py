@@ -24,6 +24,7 @@ from seamseg.config.components import Record
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.evaluation.metric import Selection
 from seamseg.formats.metadata import Metadata, metadata_header
+from seamseg.training.callbacks import Callbacks
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.optim.optimizer import load_optimizer_state
@@ -192,14 +193,20 @@ class ResumePoint:
 
 
 def make_snapshot(
-    state: TrainState, progress: TrainingProgress, meters: Mapping[str, Mapping[str, Tensor]], resume: dict[str, Any]
+    state: TrainState,
+    progress: TrainingProgress,
+    position: EpochPosition | None,
+    is_best: bool,
+    rank_states: list[dict[str, Any]],
+    callbacks: Callbacks,
 ) -> Snapshot:
     """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
 
     Parameters
     ----------
-    meters : state of the loss averages of the epoch, by name
-    resume : see :func:`resume_state`
+    position : position in the epoch; None between two epochs
+    is_best : whether it is the best so far
+    rank_states : states of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
     """
     content: dict[str, Any] = {
         part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()
@@ -208,27 +215,23 @@ def make_snapshot(
     content["optimizer"] = _copied(optimizer.state_dict())
     check_storable(content["optimizer"], f"optimizer {type(optimizer).__name__}: state_dict()")
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
-    content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
-    meta = asdict(progress)
-    more = {**resume, "optimizer": type(optimizer).__name__, "best_of": meta.pop("best_of")}
-    header = metadata_header(state.metadata)
-    return Snapshot(state.config, content, meta, header, more, state.components)
-
-
-def resume_state(
-    position: EpochPosition | None, rank_states: list[dict[str, Any]], is_best: bool, total_steps: int
-) -> dict[str, Any]:
-    """Return the part of a snapshot that those of the original lack.
-
-    Parameters
-    ----------
-    position : position in the epoch; None between two epochs
-    rank_states : states of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
-    is_best : whether it is the best so far
-    total_steps : length of the schedule; for information only
-    """
+    for loss, numbers in rank_states[0]["losses"]["epoch"].items():
+        content[f"{loss}_meter"] = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
     where = None if position is None else position.state_dict()
-    return {"position": where, "ranks": rank_states, "is_best": is_best, "total_steps": total_steps}
+    # what snapshots of the original lack; the length of the schedule is for information only
+    more: dict[str, Any] = {
+        "position": where,
+        "ranks": rank_states,
+        "is_best": is_best,
+        "total_steps": state.schedule.total,
+    }
+    if states := callbacks.states():
+        more["callbacks"] = states
+    if callbacks.run.stop_reason:
+        more["stopped"] = {"by": callbacks.run.stopped_by, "reason": callbacks.run.stop_reason}
+    meta = asdict(progress)
+    more |= {"optimizer": type(optimizer).__name__, "best_of": meta.pop("best_of")}
+    return Snapshot(state.config, content, meta, metadata_header(state.metadata), more, state.components)
 
 
 def resume(

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from seamseg.checkpoints.snapshot import (
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically, write_json
-from seamseg.utils.limits import open_file, parse_json, read_limited, whole_number
+from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
@@ -36,28 +35,8 @@ SNAPSHOTS = "snapshots"
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
 LOCK_NAME = ".lock"
-FAILURE_NAME = "failure.json"
 
-_FAILURE_BYTES = 1 << 16
 _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The step that ended a training.
-
-    A snapshot holds the weights that the next step begins with. So those of the last update or later may be the cause.
-
-    Attributes
-    ----------
-    step : its number
-    last_update : number of the newest step that has updated the weights
-    problem : description of the problem in one line
-    """
-
-    step: int
-    last_update: int
-    problem: str
 
 
 @dataclass(frozen=True)
@@ -65,8 +44,7 @@ class RunFolder:
     """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin` and logs.
 
     The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
-    are `training.log`, `metrics.jsonl` and TensorBoard files; a failed step leaves `failure.json`, until the training
-    has resumed.
+    are `training.log`, `metrics.jsonl` and TensorBoard files.
 
     Attributes
     ----------
@@ -178,88 +156,26 @@ class RunFolder:
                     os.fsync(file.fileno())
         fsync_folder(name.parent)
 
-    def prune(self, step: int, keep: int, last_update: int = 0) -> None:
-        """Keep the newest snapshots up to a step; later ones were abandoned when the run resumed at an earlier step.
-
-        The newest one from before `last_update`, with which a step has succeeded, is kept in any case.
-        """
+    def prune(self, step: int, keep: int) -> None:
+        """Keep the newest snapshots up to a step; later ones were abandoned when the run resumed at an earlier step."""
         saved = self.saved()
         kept = [path for number, path in saved if number <= step][:keep]
-        kept += [path for number, path in saved if number < last_update][:1]
         for _, path in saved:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def failure(self) -> Failure | None:
-        """Return what ended the last training in the folder; None if no step failed, or another training went on.
-
-        Raises
-        ------
-        InputError
-            if its file is damaged
-        """
-        path = self.path / FAILURE_NAME
-        try:
-            with open_file(path) as file:
-                content = parse_json(read_limited(file, _FAILURE_BYTES, str(path), "note of a failure"))
-            return Failure(whole_number(content["step"]), whole_number(content["last_update"]), str(content["problem"]))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: damaged ({error}); delete it to resume from the newest snapshot") from None
-
-    def fail(self, failure: Failure) -> Path | None:
-        """Note a failure, and return the newest snapshot with which a step has succeeded; None if there is none.
-
-        Later ones stay, but are neither `model_last` nor resumed from automatically. All processes may call it.
-
-        Raises
-        ------
-        SeamsegError
-            if it cannot be written
-        """
-        write_json(self.path / FAILURE_NAME, asdict(failure))
-        saved = self.saved()
-        good = next((path for number, path in saved if number < failure.last_update), None)
-        if good is not None:
-            self.publish(good, self.last)
-        elif saved:
-            self.last.unlink(missing_ok=True)
-        return good
-
-    def resolve_failure(self, start: int) -> None:
-        """Remove the note of a failure, and the snapshots that it is about, since a training goes on from a step."""
-        try:
-            failure = self.failure()
-        except InputError:
-            failure = None
-        if failure is not None:
-            for number, path in self.saved():
-                if number > start and number >= failure.last_update:
-                    path.unlink(missing_ok=True)
-        (self.path / FAILURE_NAME).unlink(missing_ok=True)
-
-    def newest_good(self, warn: Callable[[str], None], advice: str = "lower the learning rate") -> Path | None:
+    def newest_good(self, warn: Callable[[str], None]) -> Path | None:
         """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is no snapshot.
-
-        If a step has failed, those with which no step has succeeded do not count, with a warning that ends in `advice`.
 
         Raises
         ------
         InputError
             if all are damaged
         """
-        failure, saved = self.failure(), self.saved()
-        candidates = [path for number, path in saved if failure is None or number < failure.last_update]
-        if self.last.exists() and not any(path.samefile(self.last) for _, path in saved):
+        candidates = [path for _, path in self.saved()]
+        if self.last.exists() and not any(path.samefile(self.last) for path in candidates):
             # of an earlier release, or a copy
             candidates.append(self.last)
-        if failure is not None:
-            rest = f": skipped {len(saved)} snapshots, no step has succeeded with them" if saved else ""
-            if candidates:
-                rest = f": {candidates[0].name} is the newest snapshot with which a step has succeeded"
-            what = f"the training failed at step {failure.step}, {failure.problem}{rest}"
-            warn(f"{self.path}: {what}; {advice}")
         for path in candidates:
             try:
                 verify_snapshot(path, self.parse)
@@ -280,7 +196,7 @@ class SnapshotWriter:
     Parameters
     ----------
     run : folder to write to
-    keep : number of snapshots to keep; one more is kept until a step has succeeded with the newest one
+    keep : number of snapshots to keep
     fresh : the run is not resumed: snapshots in the folder belong to another run, and are removed after the first write
     """
 
@@ -288,8 +204,6 @@ class SnapshotWriter:
         self.run = run
         self.keep = keep
         self._fresh = fresh
-        self._last_update = 0
-        self._unproven: int | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -309,27 +223,8 @@ class SnapshotWriter:
             if an earlier one could not be written
         """
         self.wait()
-        self._unproven = None
-        self._start(self._write, snapshot, step, best, forget_best)
-
-    def updated(self, last_update: int) -> None:
-        """Take note of the newest step that is known to have updated the weights; does not wait."""
-        self._last_update = last_update
-        idle = self._thread is None or not self._thread.is_alive()
-        if self._unproven is not None and last_update > self._unproven and idle:
-            self._start(self._prune, self._unproven)
-            self._unproven = None
-
-    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
-        self._thread = threading.Thread(target=target, args=arguments, name="saver")
+        self._thread = threading.Thread(target=self._write, args=(snapshot, step, best, forget_best), name="saver")
         self._thread.start()
-
-    def _prune(self, step: int) -> None:
-        try:
-            self.run.prune(step, 1 if self._fresh else self.keep, 0 if self._fresh else self._last_update)
-        except OSError as error:
-            self._error = SeamsegError(f"{self.run.path}: cannot remove an old snapshot: {error}")
-        self._fresh = False
 
     def check(self) -> None:
         """Raise the SeamsegError of a failed write, without waiting."""
@@ -358,8 +253,8 @@ class SnapshotWriter:
             elif forget_best:
                 self.run.best.unlink(missing_ok=True)
             # last, so that a failure leaves the older snapshots
-            self._prune(step)
-            self._unproven = step
+            self.run.prune(step, 1 if self._fresh else self.keep)
+            self._fresh = False
         except SeamsegError as error:
             self._error = error
         except Exception as error:
