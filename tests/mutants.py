@@ -1,6 +1,6 @@
 """Mutation testing: change one operator, number or condition at a time, and see whether the mirrored fast tests fail.
 
-    make mutants FILES="seamseg/fusion.py seamseg/training/optim/update.py" [SAMPLE=30]
+    make mutants FILES="seamseg/fusion.py seamseg/training/optim/optimizer.py" [SAMPLE=30]
 
 Mutations are those of Cosmic Ray, made in a copy of the tree, so that nothing is lost when the run is stopped. SAMPLE
 of each file are drawn, the same ones each time. Mutants that change no result are listed with a reason in
@@ -49,7 +49,7 @@ TESTS = {
     "seamseg/ops/upsample.py": "tests/ops/test_upsample.py "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss] "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward]",
-    "seamseg/training/optim/update.py": "tests/training/test_update.py tests/training/test_optimizer.py",
+    "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
 }
 """Tests of files whose tests have another name."""

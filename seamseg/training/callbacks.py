@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from seamseg.checkpoints.snapshot import check_storable
-from seamseg.config.components import custom_of
-from seamseg.training.result import numbers
+from seamseg.config.components import custom_of, register
+from seamseg.config.sections import key
 from seamseg.utils.component_errors import described, file_of
+from seamseg.utils.errors import SeamsegError
 
 
 @dataclass
@@ -104,6 +105,57 @@ class Callback:
         """Restore :meth:`state_dict`."""
 
 
+@dataclass(frozen=True)
+class TensorBoardKeys:
+    """Keys of the section [callback tensorboard]."""
+
+    enabled: bool = key("write the files", True)
+
+
+@register("callback", "tensorboard", keys=TensorBoardKeys)
+class TensorBoard(Callback):
+    """Write TensorBoard files into the run folder; part of every training unless `enabled` is no.
+
+    Parameters
+    ----------
+    keys : see :class:`TensorBoardKeys`
+    """
+
+    def __init__(self, keys: Any = TensorBoardKeys()) -> None:
+        super().__init__(keys)
+        self.enabled = keys.enabled
+        self._writer: Any = None
+
+    def begin(self, run: Run) -> None:
+        """Open the files and write the configuration; entries of an earlier run after a resumed step are hidden."""
+        try:
+            # takes a second to import
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            advice = "install it with `pip install tensorboard`"
+            raise SeamsegError(f"no TensorBoard files are written: {error}; {advice}") from error
+        self._writer = SummaryWriter(str(run.folder), purge_step=run.step + 1 if run.resumed else None)
+        indented = "\n".join("    " + line for line in run.config.splitlines())
+        self._writer.add_text("config", indented, 0)
+
+    def scalars(self, run: Run, values: Mapping[str, float]) -> None:
+        """Write numbers by tag."""
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, run.step)
+
+    def image(self, run: Run, tag: str, rgb: np.ndarray) -> None:
+        """Write an image."""
+        self._writer.add_image(tag, rgb, run.step, dataformats="HWC")
+
+    def histogram(self, run: Run, tag: str, values: np.ndarray) -> None:
+        """Write the distribution of an array."""
+        self._writer.add_histogram(tag, values, run.step)
+
+    def end(self, run: Run, status: str) -> None:
+        """Flush and close the files."""
+        self._writer.close()
+
+
 @dataclass
 class Callbacks:
     """The callbacks of a training.
@@ -136,31 +188,17 @@ class Callbacks:
         """Whether a callback takes sample images."""
         return any(type(callback).image is not Callback.image for callback in self.active.values())
 
-    def train(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Report the numbers of a log line."""
-        self.run.step, self.run.epoch = step, epoch
-        self._call_all(lambda callback: callback.train(self.run, values))
+    def report(self, method: str, step: int, *values: Any, epoch: int | None = None) -> None:
+        """Call a method of all callbacks with the training, at a step, and with values.
 
-    def validated(self, step: int, epoch: int, scores: Mapping[str, Any]) -> None:
-        """Report a validation after so many epochs; `scores` may contain more than numbers."""
-        self.run.step, self.run.epoch = step, epoch
-        found = numbers(scores)
-        self._call_all(lambda callback: callback.validated(self.run, found))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Report numbers by tag."""
+        Parameters
+        ----------
+        epoch : number of finished epochs; None if it has not changed
+        """
         self.run.step = step
-        self._call_all(lambda callback: callback.scalars(self.run, values))
-
-    def image(self, step: int, tag: str, rgb: np.ndarray) -> None:
-        """Report an image."""
-        self.run.step = step
-        self._call_all(lambda callback: callback.image(self.run, tag, rgb))
-
-    def histogram(self, step: int, tag: str, values: np.ndarray) -> None:
-        """Report the distribution of an array."""
-        self.run.step = step
-        self._call_all(lambda callback: callback.histogram(self.run, tag, values))
+        if epoch is not None:
+            self.run.epoch = epoch
+        self._call_all(lambda callback: getattr(callback, method)(self.run, *values))
 
     def end(self, status: str) -> None:
         """End the training."""

@@ -79,11 +79,6 @@ class TrainerOptions:
     rate_names : names of the learning rates of the first and the last group of parameters, in `metrics.jsonl`
     histograms : parts of the names of parameters whose distribution is reported every 10 steps
     key_names : names for messages of those keys of an INI file whose names differ in the configuration; empty for none
-
-    Raises
-    ------
-    ValueError
-        if a value is impossible
     """
 
     epochs: int
@@ -106,22 +101,6 @@ class TrainerOptions:
     rate_names: tuple[str, str] = ("lr_norm", "lr_other")
     histograms: tuple[str, ...] = ()
     key_names: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "accumulate", "log_interval", "val_interval", "snapshot_keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("loss_limit", "clip_norm", "ema", "snapshot_interval", "broken_limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
-        choices = {
-            "precision": ("fp32", "bf16", "fp16", "auto"),
-            "loss_average": ("process", "step"),
-            "unused_parameters": ("fake", "find"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
 
     def key(self, *names: str, joined: str = ", ") -> str:
         """Return the names of keys of an INI file as the configuration has them, for messages."""

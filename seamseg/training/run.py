@@ -18,7 +18,7 @@ from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.models.network import Network
-from seamseg.training.callbacks import Callback, Callbacks, Run
+from seamseg.training.callbacks import Callback, Callbacks, Run, TensorBoard
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainingProgress,
@@ -34,7 +34,6 @@ from seamseg.training.ddp import compile_network, wrap_distributed
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
-from seamseg.training.logging.tensorboard import TensorBoard
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions, TrainingOptions
 from seamseg.training.preemption import Preempted

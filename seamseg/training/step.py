@@ -16,8 +16,7 @@ from seamseg.models.network import Losses
 from seamseg.ops.fused import bf16_is_fast
 from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
 from seamseg.training.optim.ema import WeightAverage
-from seamseg.training.optim.optimizer import running_statistics
-from seamseg.training.optim.update import set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import running_statistics, set_learning_rates, step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World, broadcast_buffers, broadcast_tensors

@@ -20,8 +20,7 @@ import seamseg
 from seamseg.classification.config import InputConfig, NetworkConfig, parse_classifier_config
 from seamseg.classification.data import ImageBatch
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
-from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
-from seamseg.classification.train import trainer_options
+from seamseg.classification.train import ClassifierSchedule, build_optimizer, trainer_options
 from seamseg.classification.transforms import test_transform as validation_transform
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper

@@ -17,7 +17,7 @@ from seamseg.config.experiments import TINY_NETWORK
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.models.backbones.resnet import RESNETS, Architecture
 from seamseg.panoptic_map import VOID
-from seamseg.training.logging import tensorboard  # noqa: F401 (registered before a test has a registry of its own)
+from seamseg.training import callbacks  # noqa: F401 (registered before a test has a registry of its own)
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores

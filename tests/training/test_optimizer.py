@@ -18,9 +18,8 @@ from seamseg.config.sections import Scheduler
 from seamseg.models.backbones import Backbone
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
-from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
+from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, step_unless
 from seamseg.training.optim.schedule import CurveSchedule, step_note
-from seamseg.training.optim.update import set_learning_rates, step_unless
 from seamseg.utils.errors import InputError
 
 # the groups of the original for its two published configurations: (tensors, numbers, weight decay) of norm and others

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from seamseg.training.optim.optimizer import fill_state
-from seamseg.training.optim.update import set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import fill_state, set_learning_rates, step_unless
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, SeamsegError

@@ -20,6 +20,7 @@ from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.losses import Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
+from seamseg.training.result import numbers
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
 from seamseg.utils.errors import counted, one_line
 from seamseg.utils.progress import LINE_SECONDS
@@ -104,13 +105,13 @@ class Reporter:
     def targets(self, batch: TrainingBatch, step: int) -> None:
         """Draw the targets of a batch as it was loaded, on the host."""
         if self.callbacks.draws:
-            self.callbacks.image(step, "train/targets", self._images.targets(batch))
+            self.callbacks.report("image", step, "train/targets", self._images.targets(batch))
 
     def begin_step(self, step: int, rates: list[float]) -> None:
         """Record the learning rates of a step."""
         # a single group of parameters has the first name
         self._rates = dict(zip(self.options.rate_names, (rates[0], *rates[1:][-1:])))
-        self.callbacks.scalars(step, {train_tag(name): value for name, value in self._rates.items()})
+        self.callbacks.report("scalars", step, {train_tag(name): value for name, value in self._rates.items()})
 
     def add(self, data_seconds: float, seconds: float, images: int) -> None:
         """Add the time that a step waited for data, its total time, and its number of images in this process."""
@@ -153,9 +154,9 @@ class Reporter:
         self.log.info(self._format(position, line, memory, list(losses), list(gradients)))
         rates = self._rates
         tagged = {train_tag(name): value for name, value in line.items() if name not in rates}
-        self.callbacks.scalars(position.step, tagged)
+        self.callbacks.report("scalars", position.step, tagged)
         self.metrics.write("train", position.step, position.epoch, line)
-        self.callbacks.train(position.step, position.epoch, line)
+        self.callbacks.report("train", position.step, line, epoch=position.epoch)
 
     def _format(
         self,
@@ -190,10 +191,10 @@ class Reporter:
         self._validations.append(seconds)
         line = f"{scores.line()} ({counted(scores.n_images, 'image')}, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
-        self.callbacks.scalars(step, scores.scalars())
+        self.callbacks.report("scalars", step, scores.scalars())
         content = scores.to_json()
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})
-        self.callbacks.validated(step, epoch + 1, content)
+        self.callbacks.report("validated", step, numbers(content), epoch=epoch + 1)
 
     def sample_collector(self) -> SampleCollector | None:
         """Return an observer of a validation that keeps the images for :meth:`samples`; None if none are drawn."""
@@ -203,7 +204,7 @@ class Reporter:
         """Draw the validation images that a collector has kept."""
         net.eval()
         for tag, image in self._images.validation(net, collector):
-            self.callbacks.image(step, tag, image)
+            self.callbacks.report("image", step, tag, image)
         net.train()
 
     def histograms(self, net: nn.Module, step: int) -> None:
@@ -214,7 +215,7 @@ class Reporter:
         for name, parameter in net.named_parameters():
             if any(word in name for word in words):
                 values = parameter.detach().float().cpu().numpy()
-                self.callbacks.histogram(step, name.removeprefix("body."), values)
+                self.callbacks.report("histogram", step, name.removeprefix("body."), values)
 
 
 _GIB = 1 << 30
