@@ -50,7 +50,7 @@ TESTS = {
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss] "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward]",
     "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py",
-    "seamseg/training/optim/optimizer.py": "tests/training/test_optimizer.py",
+}
 """Tests of files whose tests have another name."""
 
 

@@ -104,6 +104,7 @@ class LossCheck:
         self.recent, self.epoch, self.gradients = Averages(), Averages(), Averages()
         self.skipped = 0
         self._options = options
+        self._advice = options.smaller_rate
         self._in_a_row = 0
         self._names: list[str] = []
         self._unread: list[tuple[int, list[str], Tensor]] = []
@@ -226,5 +227,5 @@ class LossCheck:
             f"{one.problem} ({f'process {rank}, ' if shared else ''}images {', '.join(one.ids)})"
             for rank, one in first.items()
         )
-        message = f"training stopped at step {step}: {problems}; {self._options.smaller_rate}, or check these images"
+        message = f"training stopped at step {step}: {problems}; {self._advice}, or check these images"
         raise Diverged(message)

@@ -28,7 +28,7 @@ from seamseg.training.checkpointing.checkpoint import (
     load_weights,
     resume,
 )
-from seamseg.training.checkpointing.rank_state import seed_everything
+from seamseg.training.checkpointing.rank_state import rng_state, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
 from seamseg.training.ddp import compile_network, wrap_distributed
 from seamseg.training.logging.logs import TextLog
@@ -43,10 +43,12 @@ from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.component_errors import named_errors
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
 from seamseg.utils.errors import InputError, SeamsegError, counted
 from seamseg.utils.output import without_message
 from seamseg.utils.progress import is_quiet
+from seamseg.validation.validator import Validator
 
 
 def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainResult:
@@ -100,6 +102,8 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
                 load_weights(options.resume, net, metadata, folder)
             scores = validator(net)
             return TrainResult(folder.path, best=scores.best, validation=scores)
+        if setup.components and isinstance(validator, Validator):
+            _try_validation(validator, net, world, log)
         state, resumed = _prepare(options, setup, module, metadata, loader, world, folder, log)
         if auto and resumed is not None and resumed.stopped:
             return _stopped(resumed, state, folder, log)
@@ -193,6 +197,20 @@ def completed(config: Config) -> Config:
         return config
     with named_errors(component.section, component.module):
         return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})
+
+
+def _try_validation(validator: Validator, net: nn.Module, world: World, log: TextLog) -> None:
+    """Score one image before the training, without a trace: custom metrics would fail after its first epoch."""
+    random = rng_state(world.device)
+    try:
+        for line in validator.try_one(net):
+            log.warning(line)
+    except Exception as error:
+        # the validation reports it
+        if not lacks_memory(error):
+            raise
+    finally:
+        set_rng_state(random, world.device)
 
 
 def _prepare(

@@ -49,7 +49,7 @@ from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
-from seamseg.validation.items import ItemsOrErrors, ValidationItem, ValidationTransform, unchanged
+from seamseg.validation.items import ItemsOrErrors, ValidationItem, ValidationTransform, item_of, unchanged
 from seamseg.validation.metrics import CustomMetrics, scores_of_all
 
 
@@ -182,6 +182,25 @@ class Validator:
             yield Predictor(network, self.metadata, self.size, thresholds, reference=reference)
         finally:
             net.train(was_training)
+
+    def try_one(self, net: nn.Module) -> list[str]:
+        """Score the image of most segments alone, in each process, to find errors; return warnings.
+
+        A score may be undefined for one image, so that a ValueError or division by zero in the scores of a metric is a
+        warning.
+        """
+        alone = replace(self, world=World(device=self.world.device))
+        images = self.dataset.images
+        item = item_of(self.dataset[max(range(len(images)), key=lambda i: len(images[i].cat))])
+        with self._predictor(net) as predictor:
+            scorer, metrics = alone._run(predictor, [item])
+        try:
+            metrics.added_to(scores_of_all(alone.world, scorer))
+        except SeamsegError as error:
+            if not isinstance(error.__cause__, (ValueError, ZeroDivisionError)):
+                raise
+            return [f"validation image {item.id} alone: {error}"]
+        return []
 
     def score(
         self,
