@@ -118,7 +118,7 @@ def test_missing_maps(options, data, file):
     assert "\n" not in str(caught.value)
     shutil.rmtree(data / "depth")
     with pytest.raises(InputError, match=r"data/depth: no such folder; a head or metric reads"):
-        run_training(options("run", "dataloader.broken_limit=0"))
+        run_training(options("other", "dataloader.broken_limit=0"))
 
 
 def test_declarations_that_differ(options, file):
