@@ -39,15 +39,15 @@ _FAST_HEADER = bytes((8, 2, 0, 0, 0))
 """End of the header of files for the compiled decoder: 8 bits, RGB, compression 0, filter method 0, no interlacing."""
 
 
-def read_id_png(path: str | Path) -> np.ndarray:
-    """Read the segment ids of a panoptic PNG, `H x W` uint32.
+def read_id_png(path: str | Path, data: bytes | None = None) -> np.ndarray:
+    """Read the segment ids of a panoptic PNG, `H x W` uint32; of its content, if `data` is given.
 
     Raises
     ------
     InputError
         if the file is missing, broken or has more than 8 bits a channel
     """
-    ids = _read(path)
+    ids = _read(path, data)
     return ids.dense() if isinstance(ids, IdRuns) else ids
 
 
@@ -143,10 +143,11 @@ def _check_range(ids: np.ndarray) -> None:
         raise ValueError(f"panoptic PNG: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
 
 
-def _read(path: str | Path) -> IdRuns | np.ndarray:
+def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
     with reading_image(path, "no such panoptic PNG", "not a readable PNG"):
-        with open_file(path) as file:
-            data = file.read()
+        if data is None:
+            with open_file(path) as file:
+                data = file.read()
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None:
             if has_kernel():
@@ -254,7 +255,8 @@ def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
         if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
             raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        words = np.frombuffer(rgb.tobytes("raw", "RGBX"), "<u4")
+        words = np.frombuffer(bytearray(rgb.tobytes("raw", "RGBX")), "<u4")
+        words &= MAX_ID
         if data.startswith(_SIGNATURE):
             check_png(data, complete=bool(words[-image.width :].any()))
-        return (words & MAX_ID).reshape(image.height, image.width)
+        return words.reshape(image.height, image.width)

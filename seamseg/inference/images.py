@@ -79,7 +79,7 @@ def input_size(
     return InputSize(shortest, longest_max_size)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PreparedImage:
     """An image ready for the network.
 

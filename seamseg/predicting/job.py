@@ -303,6 +303,7 @@ class _PredictionLoop:
             self._remove_outputs(photo.source)
             self._fail([photo], "its outputs cannot be made", error)
         finally:
+            photo.image.rgb = None  # the loop keeps the image until it has the next
             return_memory(photo.image.size[0] * photo.image.size[1])
 
     def _remove_outputs(self, source: Source) -> None:

@@ -60,6 +60,11 @@ class ImageReader:
 
     def read(self, workers: int) -> Iterator[DecodedImage]:
         """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead."""
+        if workers <= 1:
+            for one in self._items():
+                with keep_turn():  # of a large image, until its outputs are written
+                    yield self._decode(*one)
+            return
         yield from threaded_map(
             lambda one: self._decode(*one),
             self._items(),

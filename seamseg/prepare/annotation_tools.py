@@ -176,10 +176,11 @@ def _cvat_frames(
 
 def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the instances of an image of CVAT; InputError if a file is invalid or has a colour without a label."""
-    labels, is_index = _colors_of(frame.annotation)
-    if is_index:
-        labels = -1 - labels
-    objects = np.zeros_like(labels) if frame.second is None else _colors_of(frame.second)[0]
+    labels = read_ids(frame.annotation).astype(np.int64)
+    head = read_file(frame.annotation, "image of CVAT")[:26]
+    if head.startswith(b"\x89PNG") and head[25] == 0:  # grey: the values of one channel
+        np.invert(labels, out=labels)
+    objects = np.int64(0) if frame.second is None else read_ids(frame.second)
 
     def class_of(code: int) -> int:
         if code not in frame.info:
@@ -188,13 +189,6 @@ def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
         return int(frame.info[code])
 
     return Instances(*number_objects(labels, objects, class_of, listed.classes))
-
-
-def _colors_of(file: File) -> tuple[np.ndarray, bool]:
-    """Read the codes of the colours of an image, `H x W` int64, and whether they are the values of one channel."""
-    data = read_file(file, "image of CVAT")
-    # the type of a PNG: 0 grey, 2 RGB, 3 palette
-    return read_ids(file).astype(np.int64), data[:4] == b"\x89PNG" and data[25:26] == b"\0"
 
 
 def _task_files(given: str) -> dict[str, File]:

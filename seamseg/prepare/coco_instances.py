@@ -64,6 +64,8 @@ _MAX_LAYERS, _MAX_OBJECTS = 64, (1 << 16) - 1
 _MAX_RUNS = 1 << 24
 """Runs of pixels of the objects of an image, 16 bytes each."""
 _MERGED_AT_ONCE = 16
+_PART = 1 << 20
+"""Pixels of an object whose indices, 8 bytes each, are in memory at a time."""
 
 
 def prepare_instances(
@@ -184,7 +186,8 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
             elif (category := listed.class_of[a.category]) != VOID:
                 yield runs, category, a.crowd
             else:
-                columns[pixels_of(*runs)] = 0
+                for pixels in pixels_of(*runs):
+                    columns[pixels] = 0
 
     def describe(value: int) -> tuple[int, int]:
         return (rest, 0) if frame.second is None else (listed.class_at(value, frame.second), 1)
@@ -193,7 +196,9 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     rest = VOID if named is None else named
     labels = np.zeros(size, np.uint8) if frame.second is None else read_map(frame.second)
     ids, cat, iscrowd = number_segments(labels, describe, listed.classes)
+    del labels
     columns = ids.T.ravel()  # void where objects of a void class are, which are read before the pixels
+    del ids
     found = stack_things(things(), size, frame, (columns.reshape(size[::-1]).T, cat, iscrowd))
     return replace(found, skipped=(*found.skipped, *skipped))
 
@@ -273,24 +278,28 @@ def stack_things(
     count = 1
     for k in order:
         (start, length), category, crowd = things[k]
-        inside = pixels_of(start, length)
-        taken = int(np.bitwise_or.reduce(used[inside]))
+        taken = 0
+        for inside in pixels_of(start, length):
+            taken |= int(np.bitwise_or.reduce(used[inside]))
         layer = (~taken & taken + 1).bit_length() - 1
         if layer >= allowed:
             raise _overlap(size, frame)
         count = max(count, layer + 1)
-        used[inside] |= used.dtype.type(1 << layer)
-        layers[layer, inside] = len(cat)
+        for inside in pixels_of(start, length):
+            used[inside] |= used.dtype.type(1 << layer)
+            layers[layer, inside] = len(cat)
         cat.append(category)
         iscrowd.append(crowd)
     if ids is not None:
         # stuff in the first layer would hide an object of another layer
-        bare = (used == 0) & (ids.T.ravel() > 0)
-        layers[0, bare] = ids.T.ravel()[bare].astype(np.uint16) + np.uint16(len(cat) - 1)
+        columns = ids.T.reshape(-1)
+        for part in _parts(pixels):
+            bare = (used[part] == 0) & (columns[part] > 0)
+            layers[0, part][bare] = columns[part][bare].astype(np.uint16) + np.uint16(len(cat) - 1)
         cat += more[1:]
         iscrowd += crowds[1:]
-    kept = _compact(layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd)
-    return Instances(*kept, skipped)
+    kept, cat, iscrowd = _compact(layers[:count], cat, iscrowd)
+    return Instances(kept.reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd, skipped)
 
 
 def _allowed_layers(size: tuple[int, int]) -> int:
@@ -339,7 +348,8 @@ def stack_regions(
             if classes.is_thing(category):
                 yield runs, category, 0
             else:
-                stuff[pixels_of(*runs)] = (category + 1) % (VOID + 1)
+                for pixels in pixels_of(*runs):
+                    stuff[pixels] = (category + 1) % (VOID + 1)
 
     found = _within_limits(things(), size, frame)
     labels = stuff.reshape(size[::-1]).T
@@ -347,24 +357,32 @@ def stack_regions(
     return stack_things(found, size, frame, background)
 
 
-def pixels_of(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return the pixels of runs, counted along the columns."""
-    before = np.cumsum(length) - length
-    pixels = np.arange(length.sum(), dtype=np.int32)
-    pixels += np.repeat((start - before).astype(np.int32), length)
-    return pixels
+def pixels_of(start: np.ndarray, length: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the pixels of runs, counted along the columns, in parts."""
+    end = np.cumsum(length)
+    shift = start - (end - length)
+    for part in _parts(int(end[-1]) if len(end) else 0):
+        first, last = np.searchsorted(end, (part.start, part.stop - 1), side="right")
+        runs = slice(first, last + 1)
+        count = np.diff(np.minimum(end[runs], part.stop), prepend=part.start)
+        yield np.arange(part.start, part.stop) + np.repeat(shift[runs], count)
+
+
+def _parts(pixels: int) -> Iterator[slice]:
+    return (slice(at, min(at + _PART, pixels)) for at in range(0, pixels, _PART))
 
 
 def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np.ndarray, list[int], list[int]]:
-    """Remove ids without pixels."""
+    """Remove ids without pixels from layers, `L x P`."""
     present = np.zeros(len(cat), bool)
-    for layer in layers:
-        present |= np.bincount(layer.ravel(order="K"), minlength=len(cat)) > 0
+    parts = [layer[part] for layer in layers for part in _parts(layers.shape[1])]
+    for values in parts:
+        present[values] = True
     present[0] = True
     if not present.all():
         new_id = (np.cumsum(present) - 1).astype(np.uint16)
-        for layer in layers:
-            layer[...] = new_id[layer]
+        for values in parts:
+            values[...] = new_id[values]
     kept = np.flatnonzero(present).tolist()
     return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
 

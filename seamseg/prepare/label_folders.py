@@ -319,9 +319,8 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
     labels = read_map(frame.annotation)
     if numbered and frame.second is None:
         return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
-    numbers = np.zeros_like(labels)
+    labels, numbers = labels.astype(np.int64), np.int64(0)
     if divisor:
-        labels = labels.astype(np.int64)
         numbers = labels % divisor
         labels //= divisor
     elif frame.second is not None:

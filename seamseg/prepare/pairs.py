@@ -281,14 +281,14 @@ def _run_starts(values: np.ndarray) -> np.ndarray:
 
 
 def number_objects(
-    labels: np.ndarray, numbers: np.ndarray, class_of: Callable[[int], int], classes: Metadata
+    labels: np.ndarray, numbers: np.ndarray | np.integer, class_of: Callable[[int], int], classes: Metadata
 ) -> tuple[np.ndarray, list[int], list[int]]:
     """Assign ids to the segments of a map of labels, see :func:`number_segments`.
 
     Parameters
     ----------
-    labels, numbers : `H x W` integers: labels, and numbers of the objects of a label below 2^32, 0 for a crowd; int64
-        labels are overwritten
+    labels : `H x W` int64, which are overwritten
+    numbers : integers of the objects of a label below 2^32, 0 for a crowd: `H x W`, or one for all pixels
     class_of : returns the class of a label; 255 for void
     classes : defines which classes are things
     """
@@ -296,7 +296,6 @@ def number_objects(
     def describe(value: int) -> tuple[int, int]:
         return class_of(value >> _LABEL_SHIFT), int(value & (1 << _LABEL_SHIFT) - 1 == 0)
 
-    values = labels.astype(np.int64, copy=False)
-    values <<= _LABEL_SHIFT
-    values |= numbers
-    return number_segments(values, describe, classes)
+    labels <<= _LABEL_SHIFT
+    labels |= numbers
+    return number_segments(labels, describe, classes)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.data.images import open_image, open_mask
-from seamseg.formats.id_png import check_png
+from seamseg.data.images import open_mask
+from seamseg.formats.id_png import read_id_png
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, photo_size, read_file
 from seamseg.prepare.class_file import ClassList, build_class_list, coco_categories, with_background
@@ -258,14 +258,8 @@ def read_instances(frame: SourceFrame, listed: ClassList, rest: int) -> Instance
 
 
 def read_ids(file: File) -> np.ndarray:
-    """Read the segment ids of a panoptic PNG, `H x W` int32."""
+    """Read the segment ids of a panoptic PNG, `H x W` int32 or uint32."""
     data = read_file(file, "panoptic PNG")
     if data[:4] == b"\x89PNG" and len(data) > 25 and data[25] not in _COLOUR_TYPES:
         return open_mask(str(file), data)
-    rgb = np.asarray(open_image(str(file), data)).astype(np.int32)
-    if data[:4] == b"\x89PNG":
-        try:
-            check_png(data, complete=bool(rgb[-1].any()))
-        except ValueError as error:
-            raise InputError(f"{file}: not a readable PNG: {error}") from None
-    return rgb[..., 0] | rgb[..., 1] << 8 | rgb[..., 2] << 16
+    return read_id_png(str(file), data)

@@ -44,10 +44,11 @@ from seamseg.utils.files import (
     replacing,
     write_atomically,
 )
-from seamseg.utils.image_memory import turn_of
+from seamseg.utils.image_memory import MASK_BYTES, memory_for, turn_of
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
+from seamseg.utils.process_settings import return_memory
 from seamseg.utils.progress import ProgressCallback
 
 _JOURNALS = ".prepare"
@@ -411,6 +412,16 @@ def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegEr
 def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
     """Write image and mask of one frame, in a worker process; return its record for the journal."""
     size = photo_size(frame.photo)
+    pixels = size[0] * size[1]
+    with memory_for(frame.photo, "an image with its mask", size[::-1], MASK_BYTES * pixels):
+        record = _write_frame(frame, size, root, read, classes, link)
+        return_memory(pixels)
+    return record
+
+
+def _write_frame(
+    frame: SourceFrame, size: tuple[int, int], root: Path, read: Reader, classes: Metadata, link: Link
+) -> dict[str, Any]:
     for file in frame.annotations:
         # by their headers, before a small file of a large image is decoded
         if is_photo(file.name):

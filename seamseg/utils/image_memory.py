@@ -106,6 +106,9 @@ _thread = threading.local()
 @contextmanager
 def keep_turn() -> Iterator[None]:
     """Keep the turn of a large image that this thread decodes in a `with` block to its end, when it is copied, too."""
+    if getattr(_thread, "kept", None) is not None:
+        yield
+        return
     _thread.kept = []
     try:
         yield
