@@ -309,14 +309,7 @@ def _convert_weights(texts: Texts, own: str, asked: str) -> None:
 
 
 def _reset_ignored(texts: Texts, file: Texts, changed: Collection[tuple[str, str]], source: str) -> None:
-    """Set keys that the network ignores to their defaults; InputError for those that were set for this network.
-
-    Parameters
-    ----------
-    texts : changed in place
-    file : values of the file itself, named `source`
-    changed : the overrides, by (section, key)
-    """
+    """Set keys that the network ignores to their defaults; InputError for those that `file` or an override has set."""
     kind, network = texts["general"]["kind"], texts["general"]["network"]
     uses = kind_of_network(kind, network).uses
     defaults = {section: dict(values) for section, values in _defaults(kind).items()}

@@ -14,13 +14,7 @@ from seamseg.ops.pooling import box_filter_pool
 
 
 class ChannelwiseActivation(nn.Module):
-    """A norm at inference that no convolution precedes: `act(x * scale + offset)`.
-
-    Parameters
-    ----------
-    scale, offset : `C`
-    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
-    """
+    """A norm at inference that no convolution precedes: `act(x * scale + offset)` with scale and offset `C`."""
 
     def __init__(self, scale: Tensor, offset: Tensor, activation: str, activation_param: float) -> None:
         super().__init__()
@@ -68,13 +62,7 @@ class FoldedBlock(nn.Module):
 
 
 class FoldedDenseModule(nn.Module):
-    """The layers of a DenseNet, each on the maps of all before it.
-
-    Parameters
-    ----------
-    norms, first, second : modules of each layer: norm of all maps before, 1x1 convolution with activation, 3x3
-        convolution
-    """
+    """The layers of a DenseNet, each on the maps of all before it: norm, 1x1 and 3x3 convolution."""
 
     def __init__(
         self, norms: Sequence[ChannelwiseActivation], first: Sequence[FusedConv2d], second: Sequence[FusedConv2d]
@@ -176,11 +164,7 @@ class FoldedDeeplabV3(nn.Module):
 class FoldedSemanticHead(nn.Module):
     """Class logits for every cell of the finest level in use.
 
-    Parameters
-    ----------
-    output : a module a level
-    classifiers : the classifier cut into a 1x1 convolution a level, the first with the bias
-    min_level : the first level in use
+    The classifier is cut into a 1x1 convolution a level, the first with the bias.
     """
 
     def __init__(self, output: Sequence[nn.Module], classifiers: Sequence[FusedConv2d], min_level: int) -> None:
@@ -200,14 +184,7 @@ class FoldedSemanticHead(nn.Module):
 
 
 class FoldedRPNHead(nn.Module):
-    """Objectness and box codes from one 1x1 convolution.
-
-    Parameters
-    ----------
-    hidden : 3x3 convolution with activation
-    scores : 1x1 convolution to objectness, then box codes
-    num_anchors : anchors of a cell
-    """
+    """Objectness and box codes from one 1x1 convolution, `scores`, for `num_anchors` anchors of a cell."""
 
     def __init__(self, hidden: FusedConv2d, scores: FusedConv2d, num_anchors: int) -> None:
         super().__init__()
@@ -228,12 +205,7 @@ class FoldedRPNHead(nn.Module):
 
 
 class FoldedBoxBranch(nn.Module):
-    """The fully connected layers of the box branch, on regions in channels-last order.
-
-    Parameters
-    ----------
-    first, second : layers with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`
-    """
+    """The fully connected layers of the box branch, on regions flattened as `h x w x C` rather than `C x h x w`."""
 
     def __init__(self, first: FusedLinear, second: FusedLinear) -> None:
         super().__init__()
@@ -271,17 +243,7 @@ class FoldedUpsampling(nn.Module):
         return moved
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the product of the result's channels and a weight for each map, without moving them all to the cells.
-
-        Parameters
-        ----------
-        x : `N x I x h x w`
-        weight : `N x O`
-
-        Returns
-        -------
-        `N x (side h) x (side w)`
-        """
+        """Map `N x I x h x w` and weights `N x O` to products `N x (side h) x (side w)` of the upsampled channels."""
         n, _, h, w = x.shape
         pixels = self.cells(x).permute(0, 2, 3, 1).reshape(n, h * w * self.side**2, self.channels)
         products = torch.bmm(pixels, weight[:, :, None]).view(n, h, w, self.side, self.side)

@@ -235,10 +235,7 @@ def _plain(conv: nn.Conv2d, columns: slice = slice(None), bias: bool = True) -> 
 def _fold_pairs(sequence: nn.Module, rows: bool = False) -> None:
     """Fold each norm of a sequence into the layer before it; the names of the layers stay.
 
-    Parameters
-    ----------
-    sequence : one of :data:`_SEQUENCES`
-    rows : also after linear layers, whose input is `K x I`: with further dimensions, the norm's channels are not theirs
+    `rows`: also after linear layers, whose input is `K x I`: with more dimensions, the norm's channels are not theirs.
     """
     # with layers that occur twice
     for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):

@@ -46,14 +46,9 @@ RunDense = Callable[[Tensor], DenseOutputs]
 
 
 class DensePart(nn.Module):
-    """Body, RPN head and semantic head of a network as one module.
+    """Body, RPN head and semantic head of a network as one module, for a compiler or a CUDA graph.
 
-    Its operations depend on the size of the images only, not on their content: a compiler or a CUDA graph can run it.
-
-    Parameters
-    ----------
-    body, rpn_head, sem_head : parts of the network; no semantic head for other tasks
-    rpn_levels : (first, number) of the levels that have anchors
+    Its operations depend on the size of the images only. `rpn_levels` are the (first, number) of levels with anchors.
     """
 
     def __init__(

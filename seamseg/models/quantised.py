@@ -92,10 +92,7 @@ class QuantisedLayer(nn.Module):
 class QuantisedConv2d(QuantisedLayer):
     """The counterpart of :class:`seamseg.ops.fused.FusedConv2d`; parameters as of the base.
 
-    Attributes
-    ----------
-    further_levels : of a convolution that runs on several levels, the places after it and its activation on all but the
-        first: values differ between levels
+    `further_levels` are the places after it and its activation on all levels but the first: values differ there.
     """
 
     def __init__(

@@ -17,12 +17,7 @@ from seamseg.structures import Batch, PackedSequence
 
 
 class DenseSegmentation(nn.Module):
-    """Body, head and classifier of a network as one module, from a padded batch to its logits.
-
-    Parameters
-    ----------
-    body, head, cls : parts of the network
-    """
+    """Body, head and classifier of a network as one module, from a padded batch to its logits."""
 
     def __init__(self, body: nn.Module, head: nn.Module, cls: nn.Module) -> None:
         super().__init__()

@@ -13,12 +13,7 @@ from seamseg.ops.nms import nms
 
 @dataclass(frozen=True)
 class DetectionSelector:
-    """Selection of detections among scored boxes (docs/contract.md, section 4 "Detections").
-
-    Parameters
-    ----------
-    config : the section `[roi]`
-    """
+    """Selection of detections among scored boxes (docs/contract.md, section 4 "Detections")."""
 
     config: Roi
 

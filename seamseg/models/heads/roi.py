@@ -23,12 +23,7 @@ from seamseg.structures import PackedSequence
 
 @dataclass(frozen=True)
 class ROIExtractor:
-    """Fixed-size features of boxes, from the level for their size (docs/contract.md, section 4 "FPN level of a box").
-
-    Parameters
-    ----------
-    config : the section `[roi]`
-    """
+    """Features of boxes in one size, from the level for each (docs/contract.md, section 4 "FPN level of a box")."""
 
     config: Roi
 

@@ -38,11 +38,7 @@ class ROISample(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """The boxes of one image to sample from.
-
-    boxes `C x 4`; positive and negative, bool `C`; nearest, int64 `C`, the ground-truth box of highest IoU; counts:
-    whether the image contributes to the losses.
-    """
+    """The boxes `C x 4` of one image to sample from, the nearest ground truth of each, and whether they have losses."""
 
     boxes: Tensor
     positive: Tensor

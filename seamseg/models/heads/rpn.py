@@ -32,10 +32,6 @@ class AnchorGenerator:
     ----------
     config : the section `[rpn]`
     strides : pixels of the image between the cells of each level that has anchors
-
-    Attributes
-    ----------
-    strides : pixels of the image between the positions of the head on each level
     """
 
     def __init__(self, config: Rpn, strides: Sequence[int]) -> None:
@@ -55,13 +51,7 @@ class AnchorGenerator:
         return torch.tensor(rows, dtype=torch.float64)
 
     def __call__(self, shapes: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Tensor:
-        """Return the anchors of levels of the given `(height, width)`, `A x 4`; ordered by level, row, column, ratio.
-
-        Raises
-        ------
-        ValueError
-            if there is not one shape for each stride
-        """
+        """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
         if len(shapes) != len(self.strides):
             raise ValueError(f"AnchorGenerator: {len(shapes)} levels, but strides for {len(self.strides)}")
         key = (tuple(shapes), str(device))
@@ -78,10 +68,9 @@ class AnchorGenerator:
         return anchors
 
     def _cells(self, device: torch.device) -> list[Tensor]:
-        """Return the anchors of the first cell of each level in float32.
+        """Return the anchors of the first cell of each level, rounded to float32 before they are shifted.
 
-        They are rounded before they are shifted, as for the published networks. They are cached, as the host would wait
-        for their copy to the device with each new size of images.
+        They are cached, as the host would wait for their copy to the device with each new size of images.
         """
         if device not in self._cells_of:
             self._cells_of[device] = [self.cell_anchors(stride).float().to(device) for stride in self.strides]
@@ -232,12 +221,7 @@ class AnchorMatcher:
 
 @dataclass(frozen=True)
 class ProposalGenerator:
-    """Proposals: the best boxes of an image that do not overlap much (docs/contract.md, section 4 "Proposals").
-
-    Parameters
-    ----------
-    config : the section `[rpn]`
-    """
+    """Proposals: the best boxes of an image that do not overlap much (docs/contract.md, section 4 "Proposals")."""
 
     config: Rpn
 
@@ -245,20 +229,9 @@ class ProposalGenerator:
     def __call__(
         self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> PackedSequence:
-        """Choose the proposals of each image.
+        """Return the proposals of each image, boxes `K x 4` by decreasing score, or None.
 
-        Parameters
-        ----------
-        obj_logits : `N x A`
-        bbx_logits : box codes `N x A x 4`
-        anchors : `A x 4`
-        valid_sizes : `(height, width)` of each image without its padding
-        training : which counts apply
-
-        Returns
-        -------
-        PackedSequence of boxes `K x 4` by decreasing score; None for an image without any. On a GPU the host waits for
-        their numbers, once for all images: see :meth:`padded`
+        On a GPU the host waits for their numbers, once for all images. Arguments as of :meth:`padded`.
         """
         boxes, counts = self.padded(obj_logits, bbx_logits, anchors, valid_sizes, training)
         return PackedSequence([rows[:count] if count > 0 else None for rows, count in zip(boxes, counts.tolist())])
@@ -267,7 +240,15 @@ class ProposalGenerator:
     def padded(
         self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """Make the proposals of a call, in tensors whose shapes do not depend on their number.
+        """Choose the proposals of each image, in tensors whose shapes do not depend on their number.
+
+        Parameters
+        ----------
+        obj_logits : `N x A`
+        bbx_logits : box codes `N x A x 4`
+        anchors : `A x 4`
+        valid_sizes : `(height, width)` of each image without its padding
+        training : which counts apply
 
         Returns
         -------

@@ -54,15 +54,7 @@ def import_timm(name: str) -> ModuleType:
 
 
 def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pretrained: bool = False) -> Any:
-    """Return a timm network without its classifier.
-
-    Parameters
-    ----------
-    name : name of the network
-    arguments : further arguments of `timm.create_model`
-    meta : allocate no memory for its weights
-    pretrained : load the timm weights, which may be downloaded; otherwise random ones
-    """
+    """Return a timm network without its classifier; `meta` allocates no memory, `pretrained` may download weights."""
     timm = import_timm(TIMM + name)
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
@@ -76,27 +68,14 @@ class TimmBackbone(Backbone):
     """A timm network that returns maps of strides 4, 8, 16 and 32 as `mod2` to `mod5`.
 
     Images are padded with zeros to multiples of :attr:`multiple` pixels, and the maps cropped to `ceil(H / stride)`
-    cells, the size that maps of the other backbones have.
-
-    Parameters
-    ----------
-    keys : values of the section `[body timm]`
-    context : `name` is that of the network after a colon, with or without a tag of weights, as
-        `timm:convnext_tiny.in12k_ft_in1k`; `params` are further arguments of `timm.create_model`. Without
-        `keep_outputs` only the last map is returned, and that of a plain network as it is
+    cells, the size that maps of the other backbones have. Without `keep_outputs` of the context only the last map is
+    returned, without a pyramid.
 
     Attributes
     ----------
     model : the network without its classifier; its state-dict keys are as in timm
     pyramid : module that makes the levels of a plain network; otherwise None
     multiple : number of which the sides of its input are multiples, in pixels
-
-    Raises
-    ------
-    InputError
-        if timm is missing or has no such network, or the network lacks these levels or needs images of one size
-    TypeError, ValueError
-        if the network refuses `params`
     """
 
     initialised = True
@@ -162,13 +141,7 @@ class TimmBackbone(Backbone):
             self.model.get_parameter(name).requires_grad_(False)
 
     def layer_ids(self) -> dict[str, int]:
-        """Return the number of the layer of each parameter of :attr:`model`, from 0 at the images, as timm groups them.
-
-        Raises
-        ------
-        InputError
-            if timm does not group the layers of this network
-        """
+        """Return the layer of each parameter of :attr:`model`, from 0 at the images, as timm groups them."""
         if not hasattr(self.model, "group_matcher"):
             raise InputError(f"[optimizer] layer_decay: timm does not number the layers of {self.name}")
         matcher = self.model.group_matcher(coarse=False)
@@ -183,14 +156,7 @@ class TimmBackbone(Backbone):
     def download(self) -> dict[str, Tensor]:
         """Return the pre-trained weights that timm has for this network, from its cache or downloaded.
 
-        Tensors of :attr:`model` that they do not fill are left out.
-
-        Raises
-        ------
-        InputError
-            if there are none
-        Exception
-            of the hub or the cache, if they cannot be downloaded
+        Tensors of :attr:`model` that they do not fill are left out. Errors of the hub are passed on.
         """
         name = self.name.removeprefix(TIMM)
         try:
@@ -236,14 +202,6 @@ class SimplePyramid(nn.Module):
     """Levels of strides 4, 8, 16 and 32 from the last map of a plain network (Li et al., arXiv 2203.16527, section 3).
 
     Each level comes from that map alone, by transposed convolutions that halve the channels, or by max pooling.
-
-    Parameters
-    ----------
-    channels, stride : channels and stride of the map
-
-    Attributes
-    ----------
-    out_channels : channels of each level
     """
 
     def __init__(self, channels: int, stride: int) -> None:
@@ -272,12 +230,8 @@ class SimplePyramid(nn.Module):
 class _BatchNorm(nn.BatchNorm2d):
     """Batch norm that may take the statistics of all ranks, and counts each batch once.
 
-    A recomputation in the backward pass leaves the running statistics alone.
-
-    Parameters
-    ----------
-    norm : norm whose parameters, buffers, and activation (as child modules) it takes over
-    synchronise : over all ranks
+    A recomputation in the backward pass leaves the running statistics alone. Parameters, buffers and activation (child
+    modules) are those of another norm.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, synchronise: bool) -> None:
@@ -371,13 +325,7 @@ class _Levels:
 
     @classmethod
     def of(cls, model: nn.Module, name: str, all_strides: bool) -> _Levels:
-        """Choose the maps of a network; `all_strides`: of strides 4 to 32, otherwise any.
-
-        Raises
-        ------
-        InputError
-            if it does not have them
-        """
+        """Choose the maps of a network; `all_strides`: of strides 4 to 32, otherwise any."""
         stated: Any = getattr(model, "feature_info", None) or []
         info: list[dict[str, Any]] = list(getattr(stated, "info", stated))
         if not info or not hasattr(model, "forward_intermediates"):
@@ -454,16 +402,7 @@ def _run(model: Any, images: Tensor, indices: list[int], norm: bool) -> list[Ten
 def _multiple_of(model: Any, indices: list[int], maps: list[tuple[int, int]], norm: bool, name: str) -> int:
     """Return the number of which the sides of images must be multiples: 32, or the side of the images of timm.
 
-    Parameters
-    ----------
-    model : network on the meta device, on which it is tried
-    indices, maps, norm : indices, channels and strides of the maps in use, and whether the last norm follows them
-    name : name of the network, for the error
-
-    Raises
-    ------
-    InputError
-        if it takes images of one size only
+    The network, on the meta device, is tried with both.
     """
     own = int(model.pretrained_cfg.get("input_size", (3, 224, 224))[-1])
     reason = ""
