@@ -9,7 +9,8 @@ from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
-from seamseg.panoptic_map import ClassInfo, SegmentInfo, category_ids, class_infos
+from seamseg.formats.metadata import category_ids, class_infos
+from seamseg.panoptic_map import ClassInfo, SegmentInfo
 
 if TYPE_CHECKING:
     from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision

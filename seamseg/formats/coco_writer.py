@@ -6,25 +6,18 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from seamseg.formats.coco_panoptic import default_folder
 from seamseg.formats.id_png import MAX_ID, encode_id_png, write_id_png
+from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.idmaps.resize import IdMap
-from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
+from seamseg.panoptic_map import ClassInfo, PanopticResult, Segment
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, refuse_links, replacing, write_json
 
 CocoEntry = dict[str, Any]
 """The entries of an image in the JSON: `image` and `annotation`."""
-
-
-class ColoredClassTable(ClassTable, Protocol):
-    """The classes of a data set with their colours."""
-
-    @property
-    def palette(self) -> list[tuple[int, int, int]]:
-        """One `(r, g, b)` per class."""
 
 
 class CocoPanopticWriter:
@@ -48,7 +41,7 @@ class CocoPanopticWriter:
     images, annotations : entries of the JSON so far
     """
 
-    def __init__(self, json_path: str | Path, metadata: ColoredClassTable, folder: str | Path | None = None) -> None:
+    def __init__(self, json_path: str | Path, metadata: Metadata, folder: str | Path | None = None) -> None:
         self.json_path = Path(json_path)
         self.folder = default_folder(self.json_path) if folder is None else Path(folder)
         self.classes = class_infos(metadata)
@@ -184,7 +177,7 @@ def encode_panoptic(
     return annotation, [(s.id, new) for s, new in zip(segments, new_ids)]
 
 
-def encode_result(result: PanopticResult, metadata: ColoredClassTable) -> tuple[dict[str, Any], bytes]:
+def encode_result(result: PanopticResult, metadata: Metadata) -> tuple[dict[str, Any], bytes]:
     """Return the annotation of a result, and the content of the PNG that :class:`CocoPanopticWriter` writes."""
     segments = [s for s in result.segments if not s.iscrowd]
     annotation, values = encode_panoptic(0, segments, class_infos(metadata), metadata.palette)

@@ -10,7 +10,7 @@ from typing import Any
 
 import umsgpack
 
-from seamseg.panoptic_map import VOID
+from seamseg.panoptic_map import VOID, ClassInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import KIB, TEXT_BYTES, format_bytes, whole_number
@@ -69,6 +69,23 @@ class Metadata:
     def without_images(self) -> Metadata:
         """Return the classes without the images."""
         return Metadata(self.num_stuff, self.num_thing, self.categories, self.palette, self.original_ids)
+
+
+def category_ids(metadata: Metadata) -> list[int]:
+    """Return the `category_id` of each class in COCO files: the original id, or index + 1 if these are not unique."""
+    original = [int(i) for i in metadata.original_ids]
+    count = metadata.num_stuff + metadata.num_thing
+    if len(original) == count and len(set(original)) == count:
+        return original
+    return list(range(1, count + 1))
+
+
+def class_infos(metadata: Metadata) -> list[ClassInfo]:
+    """Return name, id and kind of each class of a data set."""
+    return [
+        ClassInfo(name, identity, index >= metadata.num_stuff)
+        for index, (name, identity) in enumerate(zip(metadata.categories, category_ids(metadata)))
+    ]
 
 
 def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:

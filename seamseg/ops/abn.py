@@ -356,20 +356,20 @@ def gradient_sums(
     # the compiler fuses plain operators
     channels = plain.abn_backward_channels if torch.compiler.is_compiling() else abn_backward_channels
     coefficients = channels(
-        sum=dbias,
-        moment=moment,
-        squares=squares,
-        joint=joint,
-        total=total,
-        mean=mean,
-        invstd=invstd,
-        weight=_vector(weight, invstd),
-        training=norm.training,
-        deferred=deferred,
-        count=count,
-        local_total=float(max(values, 1)),
-        eps=norm.eps,
-        spacing=spacing_at_1(y.dtype),
+        dbias,
+        moment,
+        squares,
+        joint,
+        total,
+        mean,
+        invstd,
+        _vector(weight, invstd),
+        norm.training,
+        deferred,
+        count,
+        float(max(values, 1)),
+        norm.eps,
+        spacing_at_1(y.dtype),
     )
     return GradientSums(*coefficients, dbias if bias is None else dbias.to(bias.dtype))
 
@@ -398,16 +398,16 @@ def batch_statistics(
         mean, var, total = _join(mean, var, count, norm.group)
     channels = plain.abn_forward_channels if torch.compiler.is_compiling() else abn_forward_channels
     invstd, scale = channels(
-        mean=mean,
-        var=var,
-        total=total,
-        weight=_vector(weight, var),
-        running_mean=norm.running_mean,
-        running_var=norm.running_var,
-        batches=norm.batches,
-        momentum=norm.momentum,
-        eps=norm.eps,
-        count=count,
+        mean,
+        var,
+        total,
+        _vector(weight, var),
+        norm.running_mean,
+        norm.running_var,
+        norm.batches,
+        norm.momentum,
+        norm.eps,
+        count,
     )
     return ChannelStatistics(mean, invstd, total, count), scale
 

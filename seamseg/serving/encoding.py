@@ -16,7 +16,7 @@ from PIL import Image
 from seamseg.data.images import pixels_of
 from seamseg.formats.coco_writer import encode_result
 from seamseg.formats.label_png import look_up
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.idmaps.segments import areas_and_boxes, count_classes
 from seamseg.inference.predictor import Predictor
@@ -25,7 +25,7 @@ from seamseg.inference.results.classification import Classification
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
-from seamseg.panoptic_map import VOID, class_infos
+from seamseg.panoptic_map import VOID
 from seamseg.predicting.writers.images import OverlayWriter
 from seamseg.predicting.writers.semantic import LabelsWriter
 from seamseg.predictions import ArrayPrediction

@@ -10,8 +10,8 @@ import numpy as np
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.evaluation.scores import MappedClasses
 from seamseg.formats.label_png import look_up
-from seamseg.formats.metadata import Metadata
-from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
+from seamseg.formats.metadata import Metadata, class_infos
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 

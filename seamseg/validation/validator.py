@@ -28,7 +28,7 @@ from seamseg.evaluation.coco_ap import ImageInstances, InstanceEvaluator, averag
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
 from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.inference.network import run_by_torch
@@ -41,7 +41,7 @@ from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.models.network import Network
-from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
+from seamseg.panoptic_map import ClassInfo, PanopticResult
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, gather_objects
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line

@@ -20,9 +20,9 @@ from PIL import Image
 from fuzz.targets import TARGETS, corpus, refusing, write_files
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.formats.coco_writer import encode_panoptic
-from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, parse_metadata
+from seamseg.formats.metadata import Metadata, class_infos, metadata_header, pack_metadata, parse_metadata
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.panoptic_map import class_infos, class_map_result
+from seamseg.panoptic_map import class_map_result
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import header
 from seamseg.predicting.source import Source

@@ -21,10 +21,10 @@ from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.record import MapFiles
 from seamseg.formats.cityscapes.layout import city_of
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.fusion import fuse, to_result
 from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predicting.find import refuse_sharing
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import make_writers

@@ -14,7 +14,7 @@ from PIL import Image
 from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.formats.id_png import id_image
 from seamseg.formats.label_png import look_up
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
@@ -25,7 +25,7 @@ from seamseg.inference.results.base import (
     SourceImage,
     supervision_detections,
 )
-from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize.overlay import overlay_image
 

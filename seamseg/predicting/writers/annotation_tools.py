@@ -13,9 +13,8 @@ import numpy as np
 from seamseg.config.components import register
 from seamseg.formats import cvat, label_studio
 from seamseg.formats.id_png import write_id_png
-from seamseg.formats.metadata import Metadata
+from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.panoptic_map import class_infos
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
