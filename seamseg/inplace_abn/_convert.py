@@ -141,7 +141,7 @@ def convert(
     if reference is not None:
         for name in conversion.clamped:
             _clamp(reference.get_submodule(name))
-        check_equal("convert", reference, network.root, example, conversion.flipped)
+        check_equal("convert", reference, network.root, example)
     return network.root
 
 
@@ -169,7 +169,6 @@ class _Conversion:
         self.network = network
         self.plans: dict[str, _Following] = {}
         self.clamped: list[str] = []
-        self.flipped: dict[str, Tensor] = {}
         self._clamp, self._sync = clamp, sync
         self._rewriter = Rewriter(network)
         self._graphs = [network.graphs(training) for training in (True, False)]
@@ -359,8 +358,7 @@ class _Conversion:
         if name in self.clamped:
             _clamp(norm)
         if name in self._flips:
-            source, negative = self._flips[name]
-            self._flip(name, norm, source, negative)
+            _flip(norm, self._modules[self._flips[name][0]], self._flips[name][1])
         if norm.weight is not None:
             norm.weight.copy_((norm.weight.double() - norm.eps).clamp(min=0))
         kind: type[InPlaceABN] = ResidualABN if plan.total else InPlaceABN
@@ -376,18 +374,13 @@ class _Conversion:
         layer.training = norm.training
         self.network.replace(name, layer)
 
-    def _flip(self, name: str, norm: Any, source: str, negative: Tensor) -> None:
-        """Change the sign of channels of a norm and of the layer before it."""
-        sign = torch.where(negative, -1.0, 1.0).to(negative.device)
-        layer = self._modules[source]
-        tensors = {f"{source}.{n}": p for n, p in layer._parameters.items() if p is not None}
-        tensors[f"{name}.weight"] = norm.weight
-        if norm.running_mean is not None:
-            tensors[f"{name}.running_mean"] = norm.running_mean
-        for key, tensor in tensors.items():
-            shaped = sign.to(tensor).view(-1, *[1] * (tensor.dim() - 1))
-            tensor.mul_(shaped)
-            self.flipped[key] = shaped
+
+def _flip(norm: Any, layer: nn.Module, negative: Tensor) -> None:
+    """Change the sign of channels of a norm and of the layer before it."""
+    sign = torch.where(negative, -1.0, 1.0)
+    mean = [] if norm.running_mean is None else [norm.running_mean]
+    for tensor in (*layer.parameters(recurse=False), norm.weight, *mean):
+        tensor.mul_(sign.to(tensor).view(-1, *[1] * (tensor.dim() - 1)))
 
 
 @torch.no_grad()

@@ -13,18 +13,18 @@ _ROUNDINGS = 200
 """Spacings of the numbers of a weight, relative to its size, that a result may differ by."""
 
 
-def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any, signs: dict[str, Tensor]) -> None:
+def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any) -> None:
     """Require the same results of two networks, in training and evaluation mode.
 
     Both are computed in float64 by copies, with the same random numbers. Results may differ by the rounding of the
-    parameters, which is that of their own type.
+    parameters, which is that of their own type. Of gradients of parameters and of buffers the absolute values are
+    compared: a conversion may change the sign of a channel of a convolution together with that of the norm after it.
 
     Parameters
     ----------
     owner : what the networks belong to, for the message
     expected, made : networks with the same parameters and buffers, in order, whose names may differ; not changed
     example : input, a tuple for several
-    signs : sign of gradients and buffers that change it in `made`, by the name in `expected`: 1 or -1, broadcastable
 
     Raises
     ------
@@ -40,8 +40,6 @@ def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any, 
             missing = sorted(results[0].keys() ^ results[1].keys())
             raise ValueError(f"{owner}: only one of both networks has {', '.join(missing[:4])}")
         for name, value in results[0].items():
-            sign = signs.get(name.removeprefix("gradient of "))
-            value = value if sign is None else value * sign
             gap = _gap(results[1][name], value)
             if not gap <= allowed:
                 mode = "training" if training else "evaluation"
@@ -61,12 +59,12 @@ def _results(network: nn.Module, inputs: tuple[Any, ...], training: bool, names:
             loss.backward()
     for (name, _), parameter in zip(names.named_parameters(), network.parameters(), strict=True):
         if parameter.grad is not None:
-            found[f"gradient of {name}"] = parameter.grad
+            found[f"gradient of {name}"] = parameter.grad.abs()
     for i, leaf in enumerate(tree_leaves(given)):
         if isinstance(leaf, Tensor) and leaf.grad is not None:
             found[f"gradient of input {i}"] = leaf.grad
     buffers = zip(names.named_buffers(), network.buffers(), strict=True)
-    return {**found, **{name: buffer for (name, _), buffer in buffers}}
+    return {**found, **{name: buffer.abs() for (name, _), buffer in buffers}}
 
 
 def _double(leaf: Any) -> Any:

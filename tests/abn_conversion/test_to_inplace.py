@@ -341,5 +341,5 @@ def test_differences_are_found():
         with torch.no_grad():
             other.state_dict()[change][0] += 0.01
         with pytest.raises(ValueError, match=r"convert: in (training|evaluation) mode .* differs by"):
-            check_equal("convert", network, other, x, {})
-    check_equal("convert", network, copy.deepcopy(network), x, {})
+            check_equal("convert", network, other, x)
+    check_equal("convert", network, copy.deepcopy(network), x)
