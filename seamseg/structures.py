@@ -91,14 +91,6 @@ class PackedSequence:
         """Apply `Tensor.to` to each entry."""
         return self.map(lambda t: t.to(*args, **kwargs))
 
-    def cpu(self) -> PackedSequence:
-        """Copy all entries to the CPU."""
-        return self.to("cpu")
-
-    def cuda(self, device: torch.device | int | None = None, non_blocking: bool = False) -> PackedSequence:
-        """Copy all entries to a CUDA device."""
-        return self.map(lambda t: t.cuda(device, non_blocking=non_blocking))
-
     def pin_memory(self) -> PackedSequence:
         """Copy all entries to page-locked memory; DataLoader calls this when `pin_memory=True`."""
         return self.map(lambda t: t.pin_memory())

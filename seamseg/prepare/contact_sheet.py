@@ -17,7 +17,7 @@ from seamseg.prepare.check import ImageCheck, OneImageFolder, Report
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import parallel_map
-from seamseg.visualize.legend import BACKGROUND, LINE, TEXT, draw_legend, printable
+from seamseg.visualize.palette import BACKGROUND, LINE, TEXT, draw_legend, printable
 
 _WIDTH, _COLUMNS, _WIDEST = 1472, 4, 960
 _SHAPES = 5 / 9, 1.0  # height over width of a tile, from and to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from seamseg.formats.cityscapes.labels import LABELS
+
 EGO_VEHICLE = 1
 OUT_OF_ROI = 3
 STATIC = 4
@@ -21,22 +23,7 @@ VOIDS = (EGO_VEHICLE, OUT_OF_ROI, STATIC)
 STUFF = (ROAD, SIDEWALK, BUILDING, POLE, VEGETATION, SKY)
 THINGS = (PERSON, RIDER, CAR, TRUCK, BICYCLE)
 
-NAMES = {
-    EGO_VEHICLE: "ego vehicle",
-    OUT_OF_ROI: "out of roi",
-    STATIC: "static",
-    ROAD: "road",
-    SIDEWALK: "sidewalk",
-    BUILDING: "building",
-    POLE: "pole",
-    VEGETATION: "vegetation",
-    SKY: "sky",
-    PERSON: "person",
-    RIDER: "rider",
-    CAR: "car",
-    TRUCK: "truck",
-    BICYCLE: "bicycle",
-}
+NAMES = {label.id: label.name for label in LABELS if label.id in (*VOIDS, *STUFF, *THINGS)}
 
 
 def instance_id(category: int, number: int) -> int:

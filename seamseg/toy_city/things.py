@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +24,6 @@ _MIN_FILL = 0.3
 """Smallest fraction of its box that a visible thing covers; others are mostly hidden by something else."""
 _MARGIN = 1.1
 """Side of the cut-out square as a multiple of the longer side of the box."""
-
-
-@dataclass(frozen=True)
-class _Scene:
-    split: str
-    index: int
 
 
 def generate_toy_things(
@@ -66,26 +59,26 @@ def generate_toy_things(
     folder = Path(root)
     settings = {"version": VERSION, "seed": int(seed), "train": int(train), "val": int(val)}
     check_settings(folder, settings, "toy_things.json")
-    scenes = [_Scene(split, index) for split, count in (("train", train), ("val", val)) for index in range(count)]
+    scenes = [(split, index) for split, count in (("train", train), ("val", val)) for index in range(count)]
     counts = {"train": Counter[str](), "val": Counter[str]()}
-    for done, (scene, names) in enumerate(
-        zip(scenes, parallel_map(partial(_write_things, folder, int(seed)), scenes, workers)), start=1
-    ):
-        counts[scene.split].update(names)
+    written = parallel_map(partial(_write_things, folder, int(seed)), scenes, workers)
+    for done, ((split, _), names) in enumerate(zip(scenes, written), start=1):
+        counts[split].update(names)
         if progress is not None:
             progress(done, len(scenes))
     return {split: dict(sorted(counted.items())) for split, counted in counts.items()}
 
 
-def _write_things(folder: Path, seed: int, scene: _Scene) -> list[str]:
+def _write_things(folder: Path, seed: int, scene: tuple[str, int]) -> list[str]:
     """Write the things of a scene; return the class of each."""
-    photo, ids = render_scene(seed, scene.split, scene.index, SCENE_SIZE)
+    split, index = scene
+    photo, ids = render_scene(seed, split, index, SCENE_SIZE)
     names = []
     for value in np.unique(ids[ids >= 1000]).tolist():
         image = cut_out(photo, ids == value)
         if image is not None:
             name = labels.NAMES[value // 1000]
-            save_png(folder / scene.split / name / f"{scene.index:05d}_{value}.png", image)
+            save_png(folder / split / name / f"{index:05d}_{value}.png", image)
             names.append(name)
     return names
 

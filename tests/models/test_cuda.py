@@ -25,7 +25,7 @@ def exact_convolutions():
 def test_golden_picture(golden_net, cityscapes):
     images = type(toy_batch((8, 8)).images)([golden_image("flower", cityscapes)])
     (wanted,) = golden_net.predict(images)
-    (found,) = copy.deepcopy(golden_net).cuda().predict(images.cuda())
+    (found,) = copy.deepcopy(golden_net).cuda().predict(images.to("cuda"))
     assert found.classes.tolist() == wanted.classes.tolist()
     assert_close(found.boxes.cpu(), wanted.boxes, rtol=0, atol=0.05)
     assert (found.semantic.cpu() == wanted.semantic).float().mean() > 0.999

@@ -26,7 +26,7 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
-from seamseg.visualize.legend import draw_legend
+from seamseg.visualize.palette import draw_legend
 
 R = TypeVar("R", bound=ImageResult, contravariant=True)
 
