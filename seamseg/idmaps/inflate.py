@@ -59,12 +59,7 @@ def _bands(inflater: _Inflater, height: int, row_bytes: int) -> Iterator[bytes]:
 
 
 class _Inflater:
-    """Reads a zlib stream in time linear in its size.
-
-    Parameters
-    ----------
-    stream : compressed data; what follows their end is ignored
-    """
+    """Reads a zlib stream in time linear in its size; what follows the end of its data is ignored."""
 
     def __init__(self, stream: bytes) -> None:
         self._stream, self._position = memoryview(stream), 0

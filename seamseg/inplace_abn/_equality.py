@@ -14,22 +14,12 @@ _ROUNDINGS = 200
 
 
 def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any) -> None:
-    """Require the same results of two networks, in training and evaluation mode.
+    """Raise ValueError, with `owner`, unless two networks have the same results, in training and evaluation mode.
 
-    Both are computed in float64 by copies, with the same random numbers. Results may differ by the rounding of the
-    parameters, which is that of their own type. Of gradients of parameters and of buffers the absolute values are
-    compared: a conversion may change the sign of a channel of a convolution together with that of the norm after it.
-
-    Parameters
-    ----------
-    owner : what the networks belong to, for the message
-    expected, made : networks with the same parameters and buffers, in order, whose names may differ; not changed
-    example : input, a tuple for several
-
-    Raises
-    ------
-    ValueError
-        with the name of the result that differs most
+    Both are computed in float64 by copies, with the same random numbers; names are those of `expected`. Results may
+    differ by the rounding of the parameters, which is that of their own type. Of gradients of parameters and of buffers
+    the absolute values are compared: a conversion may change the sign of a channel of a convolution together with that
+    of the norm after it.
     """
     inputs = example if isinstance(example, tuple) else (example,)
     dtype = next((p.dtype for p in expected.parameters()), torch.float32)

@@ -43,17 +43,9 @@ SCHEMAS = _read_schemas()
 
 
 def define(name: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:
-    """Register an operator.
+    """Register an operator of :data:`SCHEMAS`; return it, to be called as its plain form.
 
-    Parameters
-    ----------
-    name : one of :data:`SCHEMAS`
-    plain : the implementation in plain torch, for every device without a kernel
-    fake : returns empty results of the right shape, for tracing
-
-    Returns
-    -------
-    the operator, called as `plain`
+    `plain` is the implementation for every device without a kernel, `fake` returns empty results of the right shape.
     """
     if not hasattr(torch.ops.seamseg, name):
         _library.define(SCHEMAS[name])
@@ -201,15 +193,7 @@ def _import(name: str) -> None:
 
 
 def check_boxes(op: str, name: str, boxes: Tensor, dims: int | None = 2) -> None:
-    """Require a floating tensor of boxes or codes, `... x 4`, with `dims` dimensions (any number if None).
-
-    Raises
-    ------
-    TypeError
-        if it is not a floating tensor
-    ValueError
-        if its shape is wrong
-    """
+    """Require a floating tensor of boxes or codes, `... x 4`, with `dims` dimensions (any number if None)."""
     if not isinstance(boxes, Tensor) or not boxes.is_floating_point():
         raise TypeError(f"{op}: {name} must be a floating point tensor, got {describe(boxes)}")
     if boxes.dim() == 0 or boxes.shape[-1] != 4 or (dims is not None and boxes.dim() != dims):
@@ -218,13 +202,7 @@ def check_boxes(op: str, name: str, boxes: Tensor, dims: int | None = 2) -> None
 
 
 def check_same_device(op: str, **tensors: Tensor) -> None:
-    """Require that all tensors are on one device.
-
-    Raises
-    ------
-    ValueError
-        if they do not
-    """
+    """Raise ValueError unless all tensors are on one device."""
     if len({t.device for t in tensors.values()}) > 1:
         devices = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
         raise ValueError(f"{op}: arguments must be on one device, got {devices}")

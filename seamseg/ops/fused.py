@@ -26,14 +26,7 @@ _FAILED: set[str] = set()
 
 
 class _Fused(nn.Module):
-    """Weight, bias and activation of a layer for inference, and the packed weight of oneDNN.
-
-    Parameters
-    ----------
-    weight, bias : parameters of the layer, used without gradient
-    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
-    memory_format : memory format of the weight
-    """
+    """Weight, bias and activation of a layer for inference, and the packed weight of oneDNN."""
 
     def __init__(
         self,

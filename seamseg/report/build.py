@@ -197,14 +197,9 @@ def pq_change(image: ImageEntry, baseline: ImageEntry) -> float | None:
 
 
 def select_extremes(values: Sequence[float | None], count: int) -> list[int]:
-    """Select the positions of the lowest and the highest values, half each, in rising order.
+    """Select the positions of the lowest and the highest values, half each, at most `count`, in rising order.
 
     Positions without a value are only used if there are fewer than `count` values.
-
-    Parameters
-    ----------
-    values : PQ of the images, or its change
-    count : maximum number of positions
     """
     if len(values) <= count:
         return list(range(len(values)))

@@ -147,11 +147,8 @@ class ReportRun:
 def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, ...]], unpaired: int) -> dict[str, Any]:
     """Build the summary block.
 
-    Parameters
-    ----------
-    runs : the run, then the baseline, if any
-    chosen : entries of the images in the report, one per run, in the order of the image blocks
-    unpaired : number of images in only one of the runs
+    `chosen` has the entries of the images in the report, one per run, in the order of the image blocks; `unpaired` is
+    the number of images in only one of the runs.
     """
     evaluations = [run.evaluation for run in runs]
     failed = [one.scores.get("failed", 0) for one in evaluations]
@@ -269,11 +266,7 @@ def training_of(evaluation: Path) -> dict[str, Any] | None:
 def summarise_training(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Summarise the lines of a `metrics.jsonl`; None if they report no step. Damaged lines and numbers are left out.
 
-    Returns
-    -------
-    `steps` that the lines report; `seconds` of steps and validations; `images_per_second`, the median of the lines;
-    `memory_gib`, the peak of the GPU or the process; `epochs` from 1, with the mean `loss` and the `PQ` of each. None
-    where lines have no value.
+    Speed is the median of the lines, memory the peak of the GPU or the process; epochs count from 1.
     """
     lines = [line for line in metrics if _is_count(line.get("step")) and _is_count(line.get("epoch"))]
     train = sorted(_numbers(lines, "train"), key=lambda line: line["step"])

@@ -84,17 +84,9 @@ def _write_things(folder: Path, seed: int, scene: tuple[str, int]) -> list[str]:
 
 
 def cut_out(photo: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
-    """Cut a thing out of an image.
+    """Cut out the square around a thing with the visible pixels `mask`, as far as it is inside the image.
 
-    Parameters
-    ----------
-    photo : `H x W x 3`
-    mask : `H x W` bool, the visible pixels of the thing
-
-    Returns
-    -------
-    the square around it, as far as it is inside the image; None if the thing touches the border of the image, is small
-    or mostly hidden
+    None if the thing touches the border of the image, is small or mostly hidden.
     """
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not rows.size:

@@ -35,13 +35,7 @@ def transforms() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tile_count(size: int, dilation: int) -> int:
-    """Return the number of tiles along a side of the maps of every `dilation`-th pixel.
-
-    Raises
-    ------
-    ValueError
-        if the dilation is not 1 to :data:`MOST_DILATION`
-    """
+    """Return the number of tiles along a side of the maps of every `dilation`-th pixel."""
     if not 1 <= dilation <= MOST_DILATION:
         raise ValueError(f"dilation must be 1 to {MOST_DILATION}, not {dilation}")
     return -(-size // (4 * dilation))
