@@ -13,14 +13,13 @@ from seamseg.formats.metadata import category_ids, class_infos
 from seamseg.panoptic_map import ClassInfo, SegmentInfo
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision
+    from seamseg.evaluation.coco_ap import average_precision, image_instances
 
 __all__ = [
     "APScores",
     "ClassInfo",
     "ClassScores",
     "ConfusionMatrix",
-    "InstanceEvaluator",
     "InstanceScores",
     "PanopticEvaluator",
     "PanopticScores",
@@ -30,12 +29,13 @@ __all__ = [
     "class_infos",
     "evaluate_panoptic_json",
     "gt_segments_from_instances",
+    "image_instances",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # average precision needs torch, which evaluating files must not load
-    if name not in ("InstanceEvaluator", "average_precision"):
+    if name not in ("average_precision", "image_instances"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from seamseg.evaluation import coco_ap
 

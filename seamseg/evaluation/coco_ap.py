@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,56 +49,36 @@ class ImageInstances:
     detections: list[Instance]
 
 
-@dataclass
-class InstanceEvaluator:
-    """Collect ground truth and detections image by image, masks as run lengths.
+def image_instances(
+    classes: Sequence[ClassInfo],
+    mask: ArrayLike,
+    cat: Sequence[int],
+    iscrowd: Sequence[int],
+    prediction: ArrayPrediction,
+    name: str,
+    by_nearest: bool = False,
+) -> ImageInstances:
+    """Return ground truth and detections of an image for :func:`average_precision`, masks as run lengths.
 
     Parameters
     ----------
     classes : classes of the data set, stuff first
+    mask : `L x H x W` instance ids, to whose size the detections are resized
+    cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
+    prediction : prediction at network size
+    name : unique; images are evaluated in the order of their names, which defines the order of equal scores
     by_nearest : how masks are resized, see :func:`seamseg.fusion.paste_detections`
-    skip_empty : leave out images without detections, as the original does
-
-    Attributes
-    ----------
-    images : the images so far; gather those of all processes for :func:`average_precision`
-
     """
-
-    classes: Sequence[ClassInfo]
-    by_nearest: bool = False
-    skip_empty: bool = False
-    images: list[ImageInstances] = field(default_factory=list)
-
-    def add(
-        self, mask: ArrayLike, cat: Sequence[int], iscrowd: Sequence[int], prediction: ArrayPrediction, name: str = ""
-    ) -> None:
-        """Add an image; detections are resized to its ground truth.
-
-        Parameters
-        ----------
-        mask : `L x H x W` instance ids
-        cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-        prediction : prediction at network size
-        name : unique; images are evaluated in the order of their names, which defines the order of equal scores
-        """
-        if self.skip_empty and prediction.scores.shape[0] == 0:
-            return
-        size = int(mask.shape[-2]), int(mask.shape[-1])
-        num_stuff = sum(not c.isthing for c in self.classes)
-        ground_truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(self.classes))
-        detections = instances_of_prediction(prediction, size, self.by_nearest)
-        self.images.append(ImageInstances(name, size, ground_truth, detections))
-
-    def scores(self) -> InstanceScores:
-        """Compute the scores of all images so far."""
-        return average_precision(self.classes, self.images)
+    size = int(mask.shape[-2]), int(mask.shape[-1])
+    num_stuff = sum(not c.isthing for c in classes)
+    ground_truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(classes))
+    return ImageInstances(name, size, ground_truth, instances_of_prediction(prediction, size, by_nearest))
 
 
 def instances_of_map(
     mask: ArrayLike, cat: Sequence[int], iscrowd: Sequence[int], num_stuff: int, num_classes: int
 ) -> list[Instance]:
-    """Extract the things of an id map, in the order of their ids; arguments as :meth:`InstanceEvaluator.add`."""
+    """Extract the things of an id map, in the order of their ids; arguments as :func:`image_instances`."""
     layers = as_array(mask).reshape(-1, *mask.shape[-2:])
     height, width = layers.shape[1:]
     runs: dict[int, list[Runs]] = {}

@@ -58,7 +58,6 @@ class PanopticActor:
     Parameters
     ----------
     model : see :func:`seamseg.load`, on a path or URL that every worker can read
-    column : name of the column of the images, encoded or as arrays; None for the first of :data:`COLUMNS`
     batch_size : images of equal size that the network processes together; None for 4 on a GPU, 1 elsewhere
     **options : options of :func:`seamseg.load`
 
@@ -79,13 +78,12 @@ class PanopticActor:
     >>> maps.drop_columns(["bytes"]).write_parquet("s3://bucket/maps")  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, column: str | None = None, batch_size: int | None = None, **options: Any) -> None:
+    def __init__(self, model: Any, batch_size: int | None = None, **options: Any) -> None:
         if batch_size is not None and batch_size < 1:
             raise InputError(f"`batch_size={batch_size}`: must be at least 1")
         self.model = seamseg.load(model, **options)
         if self.model.kind != "panoptic":
             raise InputError(f"{model}: a model of kind {self.model.kind}; PanopticActor needs a panoptic one")
-        self.column = column
         self.batch_size = batch_size
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,23 +104,17 @@ class PanopticActor:
         InputError
             if the batch has no column of images
         """
-        photos = [_decode(value) for value in batch[self._column_of(batch)]]
+        column = next((name for name in COLUMNS if name in batch), None)
+        if column is None:
+            given = ", ".join(map(repr, batch))
+            raise InputError(f"the batch has the columns {given}, none of them is {' or '.join(map(repr, COLUMNS))}")
+        photos = [_decode(value) for value in batch[column]]
         readable = [photo for photo in photos if not isinstance(photo, str)]
         results = iter(self._predict(readable))
         rows = [_row(photo if isinstance(photo, str) else next(results)) for photo in photos]
         columns = ("panoptic_png", "segments_info", "height", "width", "error")
         made = {name: [row[k] for row in rows] for k, name in enumerate(columns)}
         return {**batch, **{name: np.array(made[name], _TYPES.get(name, object)) for name in columns}}
-
-    def _column_of(self, batch: Mapping[str, Any]) -> str:
-        wanted = COLUMNS if self.column is None else (self.column,)
-        found = next((name for name in wanted if name in batch), None)
-        if found is None:
-            raise InputError(
-                f"`column`: the batch has the columns {', '.join(map(repr, batch))}, none of them is "
-                f"{' or '.join(map(repr, wanted))}"
-            )
-        return found
 
     def _predict(self, photos: Sequence[Image.Image]) -> list[Panoptic | str]:
         """Return the results, for an image that fails the reason."""

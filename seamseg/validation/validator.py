@@ -24,7 +24,7 @@ from seamseg.data.reader import open_reader
 from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
-from seamseg.evaluation.coco_ap import ImageInstances, InstanceEvaluator, average_precision, require_pycocotools
+from seamseg.evaluation.coco_ap import ImageInstances, average_precision, image_instances, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
 from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
@@ -399,7 +399,7 @@ class InstanceScorer:
 
     def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
         self._validator = validator
-        self._evaluator = InstanceEvaluator(validator.classes, not fused, validator.legacy and not fused)
+        self._fused, self._images = fused, list[ImageInstances]()
         self._for_metrics = not fused and any(validator.config.components("metric"))
 
     def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
@@ -409,18 +409,20 @@ class InstanceScorer:
             chosen = ranked_by_masks(chosen)
         if self._validator.mapping is not None:
             chosen = self._validator.mapping.detections(chosen)
-        self._evaluator.add(item.mask, item.cat, item.iscrowd, chosen, item.id)
+        if self._fused or not self._validator.legacy or len(chosen.scores):
+            truth = self._validator.classes, item.mask, item.cat, item.iscrowd
+            self._images.append(image_instances(*truth, chosen, item.id, by_nearest=not self._fused))
         result = Detections.of(chosen, item.native_size, self._validator.metadata) if self._for_metrics else None
         return ValidationResult(item, prediction, result)
 
     def state(self) -> list[ImageInstances]:
         """Return the instances of each image."""
-        return self._evaluator.images
+        return self._images
 
     def scores(self, state: list[ImageInstances]) -> DetectionScores:
         """See :class:`Scorer`."""
         with_masks = KINDS[self._validator.config.kind].has_masks
-        instances = average_precision(self._evaluator.classes, state, with_masks)
+        instances = average_precision(self._validator.classes, state, with_masks)
         return DetectionScores(instances, n_images=len(self._validator.dataset))
 
 

@@ -19,7 +19,7 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from seamseg.evaluation import ClassInfo, InstanceEvaluator
+from seamseg.evaluation import ClassInfo, average_precision, image_instances
 from seamseg.evaluation.coco_ap import require_pycocotools
 from seamseg.evaluation.scores import AP_NUMBERS
 from seamseg.panoptic_map import VOID
@@ -70,10 +70,7 @@ def random_images(seed, repeats=(60, 2, 0, 1, 2, 2)):
 
 
 def evaluated(images):
-    evaluator = InstanceEvaluator(CLASSES)
-    for image, name in images:
-        evaluator.add(*image, name)
-    return evaluator
+    return average_precision(CLASSES, [image_instances(CLASSES, *image, name) for image, name in images])
 
 
 def whole_mask(box):
@@ -133,7 +130,7 @@ def six_numbers(module, paths, kind, categories=(1, 2, 3)):
 def test_equals_pycocotools_and_hotcoco(seed, tmp_path):
     """On their own, from JSON files that are made without the package."""
     images = list(random_images(seed))
-    scores = evaluated(images).scores()
+    scores = evaluated(images)
     for kind, ap in (("bbox", scores.box), ("segm", scores.mask)):
         paths = list(as_files(images, tmp_path, kind))
         theirs = six_numbers(pycocotools, paths, kind)
@@ -151,12 +148,12 @@ def test_known_values(capsys):
     """One car of two found; the better detection is wrong: precision 1/2 up to recall 1/2, by 101 steps of recall."""
     boxes = [(0, 0, 40, 40), (60, 60, 100, 100)]
     guess = prediction([(0, 100, 40, 140), (0, 0, 40, 40)], [0, 0], [0.9, 0.8])
-    scores = evaluated([((id_map(*boxes), [VOID, 1, 1], [0] * 3, guess), "a")]).scores()
+    scores = evaluated([((id_map(*boxes), [VOID, 1, 1], [0] * 3, guess), "a")])
     assert pytest.approx(0.5 * 51 / 101) == scores.box.AP
     assert math.isnan(scores.box.per_class[1].AP), "there is no person"
     assert math.isnan(scores.box.AP_large)
     assert list(scores.kinds) == ["box", "mask"]
-    bare = evaluated([((id_map(*boxes), [VOID, 1, 1], [0] * 3, replace(guess, mask_logits=None)), "a")]).scores()
+    bare = evaluated([((id_map(*boxes), [VOID, 1, 1], [0] * 3, replace(guess, mask_logits=None)), "a")])
     assert (bare.box.AP, bare.mask, list(bare.kinds)) == (scores.box.AP, None, ["box"])
     assert capsys.readouterr().out == "", "pycocotools prints"
 
@@ -165,15 +162,16 @@ def test_layers_overlap():
     """An instance that lies under another is whole in its layer."""
     ids = torch.cat([id_map((0, 0, 60, 60)), torch.where(id_map((20, 20, 40, 40)) > 0, 2, 0).int()])
     guess = prediction([(0, 0, 60, 60), (20, 20, 40, 40)], [0, 1], [0.9, 0.9])
-    assert evaluated([((ids, [VOID, 1, 2], [0, 0, 0], guess), "a")]).scores().box.AP == ONE
+    assert evaluated([((ids, [VOID, 1, 2], [0, 0, 0], guess), "a")]).box.AP == ONE
 
 
 def test_detections_are_resized_to_the_image():
     half = prediction([(5, 5, 25, 30)], [0], [0.9], size=(90, 110))
-    evaluator = evaluated([((id_map((10, 10, 50, 60)), [VOID, 1], [0, 0], half), "a")])
-    assert evaluator.images[0].detections[0].box == (10.0, 10.0, 50.0, 40.0)
-    assert evaluator.scores().box.AP == ONE
-    assert evaluator.scores().mask.AP50 == ONE
+    image = image_instances(CLASSES, id_map((10, 10, 50, 60)), [VOID, 1], [0, 0], half, "a")
+    assert image.detections[0].box == (10.0, 10.0, 50.0, 40.0)
+    scores = average_precision(CLASSES, [image])
+    assert scores.box.AP == ONE
+    assert scores.mask.AP50 == ONE
 
 
 def test_without_pycocotools(monkeypatch):

@@ -78,11 +78,10 @@ def test_arrays_of_any_size(actor, photos, tmp_path):
     assert equal_to(rows[1], actor.model.predict(photos[1]), tmp_path)
     assert rows[4]["panoptic_png"] == rows[0]["panoptic_png"]
     assert (rows[2]["height"], rows[2]["width"]) == (4, 5)
-    # one array of equal sizes, under another name
-    actor.column = "frames"
-    stacked = actor({"frames": np.stack([images[0]] * 3)})
+    # one array of equal sizes
+    stacked = actor({"image": np.stack([images[0]] * 3)})
     assert stacked["panoptic_png"].tolist() == [rows[0]["panoptic_png"]] * 3
-    assert actor({"frames": []})["error"].tolist() == []
+    assert actor({"image": []})["error"].tolist() == []
 
 
 def test_a_photo_that_the_network_cannot_take_fails_alone(actor, photos, monkeypatch):
