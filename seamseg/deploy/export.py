@@ -44,36 +44,19 @@ Session = Any
 
 @dataclass(frozen=True)
 class Format:
-    """A format of exported files: what it needs, what it can hold, and how files are written and opened."""
+    """A format of exported files: what it needs, what it can hold, and how files are opened."""
 
     name: str
     packages: tuple[str, ...]
     precisions: tuple[str, ...]
     largest_side: int
     standard_ops: bool
-    write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int | None], None]
     open: Callable[[Path], Session]
 
 
-def _write_onnx(
-    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
-) -> None:
-    from seamseg.deploy.onnx import write_onnx
-
-    write_onnx(net, target, metadata, size, opset or OPSETS[0])
-
-
-def _write_package(
-    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
-) -> None:
-    from seamseg.deploy.aoti import write_package
-
-    write_package(net, target, metadata, size)
-
-
 FORMATS = {
-    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), MAX_SIDE, True, _write_onnx, open_onnx),
-    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), MAX_EXAMPLE_SIDE, False, _write_package, PackageSession),
+    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), MAX_SIDE, True, open_onnx),
+    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), MAX_EXAMPLE_SIDE, False, PackageSession),
 }
 """By the ending of the file."""
 
@@ -194,14 +177,14 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     eager = source.export_net(False) if chosen.standard_ops else net
     # before the work: an image may be unreadable
     compared = _compared_inputs(source, net, size, options, metadata)
-    photos = None if options.int8 is None else _calibration_photos(source, options)
-    calibrating = "" if photos is None else f", running it on {len(photos)} images to choose the ranges"
-    duration = "a minute or more" if chosen.standard_ops and photos is None else "minutes"
+    paths = None if options.int8 is None else _calibration_images(source, options)
+    calibrating = "" if paths is None else f", running it on {len(paths)} images to choose the ranges"
+    duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
-    images = None if photos is None else _images(source, photos, metadata, "calibrate")
+    images = None if paths is None else _images(source, paths, metadata, "calibrate")
     with elapsed("export"):
-        if photos is None and not is_quantised(source.net):
-            chosen.write(net, path, metadata, size, options.opset)
+        if paths is None and not is_quantised(source.net):
+            _write(net, path, metadata, size, options.opset)
         else:
             metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
     _say("comparing the file with the network")
@@ -237,6 +220,17 @@ def _is_free(source: ExportSource, path: Path, options: ExportOptions) -> bool:
     return True
 
 
+def _write(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None) -> None:
+    if target.suffix == ".onnx":
+        from seamseg.deploy.onnx import write_onnx
+
+        write_onnx(net, target, metadata, size, opset or OPSETS[0])
+    else:
+        from seamseg.deploy.aoti import write_package
+
+        write_package(net, target, metadata, size)
+
+
 def _write_int8_onnx(
     net: ExportNet,
     images: Iterator[np.ndarray] | None,
@@ -251,7 +245,7 @@ def _write_int8_onnx(
     samples = None if images is None else map(metadata.inputs, images)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         plain = Path(folder, "float.onnx")
-        _write_onnx(net, plain, metadata, size, opset)
+        _write(net, plain, metadata, size, opset)
         return quantise_file(plain, path, samples)
 
 
@@ -264,25 +258,25 @@ def _compared_inputs(
             raise InputError("`check`: the images of a classifier are compared on noise only")
         return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
-        photos = {str(photo): photo for photo in options.check}
-        if not photos:
-            photos = {"generated image": Path(folder, "generated.jpg")}
+        paths = {str(path): path for path in options.check}
+        if not paths:
+            paths = {"generated image": Path(folder, "generated.jpg")}
             write_synthetic_image(Path(folder, "generated.jpg"), size)
-        images = _images(source, photos.values(), metadata)
-        return dict(zip(photos, map(metadata.inputs, images)))
+        images = _images(source, paths.values(), metadata)
+        return dict(zip(paths, map(metadata.inputs, images)))
 
 
-def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
+def _calibration_images(source: ExportSource, options: ExportOptions) -> list[Path]:
     """Return the images to calibrate an int8 file with; errors as of :func:`export_model`."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model", exported=True)
     count = 64 if options.calibrate is None else options.calibrate
-    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, count)
+    return calibration_images(options.int8, source.metadata.metadata, config.dataloader.train_set, count)
 
 
-def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
+def calibration_images(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
     """Return up to `count` images of a split of a dataset folder, evenly spaced; of all images without a split."""
     if count < 1:
         raise InputError(f"`calibrate={count}`: calibrate with at least one image")
@@ -302,14 +296,14 @@ def _largest_example(metadata: ExportedMetadata) -> int:
 
 
 def _images(
-    source: ExportSource, photos: Iterable[str | Path], metadata: ExportedMetadata, desc: str | None = None
+    source: ExportSource, paths: Iterable[str | Path], metadata: ExportedMetadata, desc: str | None = None
 ) -> Iterator[np.ndarray]:
     """Yield images at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
     assert source.input_size is not None
     scale = source.input_size.within(metadata.size or (_largest_example(metadata),) * 2)
     # made with the first image, so that the time until then does not count
-    for photo in photos if desc is None else progress(photos, desc=desc):
-        yield network_input(as_image(photo), scale)
+    for path in paths if desc is None else progress(paths, desc=desc):
+        yield network_input(as_image(path), scale)
 
 
 @torch.inference_mode()

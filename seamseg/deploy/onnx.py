@@ -20,7 +20,6 @@ import torch
 from onnxscript.onnx_opset import opset20
 
 from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, trace
-from seamseg.deploy.quantize import users_of
 from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.ops.activation import ACTIVATIONS
 from seamseg.utils.errors import SeamsegError
@@ -132,6 +131,15 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
         graph.node.remove(pool)
     for value in [value for value in graph.value_info if value.name in merged]:
         graph.value_info.remove(value)
+
+
+def users_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """Return the nodes that use each tensor, by its name."""
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+    return users
 
 
 def _ints(*values: int) -> Any:

@@ -22,6 +22,7 @@ from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
+from seamseg.deploy.onnx import users_of
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.models.quantised import FLOAT_LAYERS
 from seamseg.ops.quantisation import LEVELS, Histogram
@@ -168,15 +169,6 @@ def separate_weights(model: onnx.ModelProto) -> None:
             own.CopyFrom(weights[name])
             own.name = node.input[1] = f"{name}_{node.name}"
         used.add(name)
-
-
-def users_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Return the nodes that use each tensor, by its name."""
-    users: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            users.setdefault(name, []).append(node)
-    return users
 
 
 def _window(node: onnx.NodeProto, weights: Mapping[str, Any]) -> int | None:

@@ -39,7 +39,7 @@ VIEW_SIZE = 1280
 JSON, PNG, JPEG, ARRAY = "application/json", "image/png", "image/jpeg", "application/octet-stream"
 
 Entry = dict[str, Any]
-Photo = Callable[[], Image.Image]
+Decode = Callable[[], Image.Image]
 """Decodes the image: most formats do not need its pixels."""
 
 
@@ -51,7 +51,7 @@ class Content:
     media_type: str
 
 
-_Encoder = Callable[[ImageResult, ArrayPrediction, Photo], Content]
+_Encoder = Callable[[ImageResult, ArrayPrediction, Decode], Content]
 
 
 class ResultEncoder:
@@ -71,12 +71,12 @@ class ResultEncoder:
         }
         self.formats = tuple(self._encoders)
 
-    def encode(self, name: str, prediction: ArrayPrediction, size: tuple[int, int], photo: Photo) -> Content:
-        """Encode the result of an image of `size` (height, width), which `photo` decodes; thread-safe."""
+    def encode(self, name: str, prediction: ArrayPrediction, size: tuple[int, int], decode: Decode) -> Content:
+        """Encode the result of an image of `size` (height, width), which `decode` reads; thread-safe."""
         prediction = self._predictor.in_units(prediction, size)
-        return self._encoders[name](self._predictor.result(prediction, size), prediction, photo)
+        return self._encoders[name](self._predictor.result(prediction, size), prediction, decode)
 
-    def _json(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _json(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         segments = self.segments(result)
         present = {s["category_id"] for s in segments}
         classes = [entry for entry in self._classes if entry["id"] in present]
@@ -84,20 +84,20 @@ class ResultEncoder:
         content = {"kind": self._predictor.kind, "width": width, "height": height}
         return _json({**content, "segments": segments, "classes": classes})
 
-    def _png(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _png(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         assert self._kind.png is not None
         return Content(self._kind.png(result, prediction, self._metadata), PNG)
 
-    def _overlay(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _overlay(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         # the content of the file that `predict` writes
         writer = OverlayWriter(Path(), self._metadata)
-        return Content(writer.encode(pixels_of(photo()), prediction, result), JPEG)
+        return Content(writer.encode(pixels_of(decode()), prediction, result), JPEG)
 
-    def _map(self, name: str, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _map(self, name: str, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         spec = self._predictor.map_formats[name]
         return Content(encode_map(prediction.maps[name], spec, result.size), PNG if spec.ending == ".png" else ARRAY)
 
-    def _view(self, result: ImageResult, prediction: ArrayPrediction, photo: Photo) -> Content:
+    def _view(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         shape = reduced_shape(*result.size, VIEW_SIZE)
         indices = self._kind.index_map(result, shape)
         named: list[Entry] = []
@@ -115,7 +115,7 @@ class ResultEncoder:
                 "width": shape[1],
                 "height": shape[0],
                 "full": [result.size[1], result.size[0]],
-                "photo": base64.b64encode(encode_photo(photo(), shape)).decode("ascii"),
+                "photo": base64.b64encode(encode_photo(decode(), shape)).decode("ascii"),
                 "map": encode_index_map(indices, len(named)),
                 "maps": maps,
                 "segments": named,

@@ -13,7 +13,7 @@ from support.micro import make_dataset
 from support.networks import tiny_config
 
 from seamseg.deploy import quantize
-from seamseg.deploy.export import calibration_photos
+from seamseg.deploy.export import calibration_images
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import executed_operators, quantise_file, select
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
@@ -176,17 +176,17 @@ def test_transposed_convolution_becomes_a_plain_one():
         np.testing.assert_allclose(value, before[name], atol=1e-5)
 
 
-def test_calibration_photos_and_what_is_not_calibrated(tmp_path):
+def test_calibration_images_and_what_is_not_calibrated(tmp_path):
     data = make_dataset(tmp_path / "data", [1, 0, 2, 0, 1], [1])
     metadata = read_metadata(data / "metadata.bin")
-    names = [path.stem for path in calibration_photos(data, metadata, "train", 3)]
+    names = [path.stem for path in calibration_images(data, metadata, "train", 3)]
     assert names == ["train0", "train2", "train4"]
-    assert len(calibration_photos(data, metadata, "train", 64)) == 5
-    assert len(calibration_photos(data, metadata, None, 64)) == 6
+    assert len(calibration_images(data, metadata, "train", 64)) == 5
+    assert len(calibration_images(data, metadata, None, 64)) == 6
     with pytest.raises(InputError, match="`calibrate=0`: calibrate with at least one image"):
-        calibration_photos(data, metadata, "train", 0)
+        calibration_images(data, metadata, "train", 0)
     with pytest.raises(InputError, match="was trained on 2 and 3"):
-        calibration_photos(data, CLASSES, "train", 1)
+        calibration_images(data, CLASSES, "train", 1)
     without_layers = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [1]}, {"y": [1]})
     with pytest.raises(InputError, match="no convolution or linear layer"):
         quantize.quantise(without_layers, [])
