@@ -47,21 +47,18 @@ class Agreement:
         if self.detections is not None:
             ours, theirs, both = self.detections
             parts.append(f"detections {both} of {ours} equal" + (f" ({theirs} in the file)" if theirs != ours else ""))
-        for name, value, unit in (
-            ("box", self.box, " px"),
-            ("score", self.score, ""),
-            ("mask logit", self.mask_logit, ""),
-        ):
-            if value is not None:
-                parts.append(f"{name} {value:.2g}{unit}")
-        if self.equal_pixels is not None:
-            parts.append(f"classes of {100 * self.equal_pixels:.4g} % of pixels equal")
-        if self.equal_segments is not None:
-            parts.append(f"segments of {100 * self.equal_segments:.4g} %")
-        if self.probability is not None:
-            parts.append(f"probability {self.probability}/255")
-        if self.values is not None:
-            parts.append(f"values {self.values:.2g} of the largest")
+        texts = {
+            "box": "box {:.2g} px",
+            "score": "score {:.2g}",
+            "mask_logit": "mask logit {:.2g}",
+            "equal_pixels": "classes of {:.4g} % of pixels equal",
+            "equal_segments": "segments of {:.4g} %",
+            "probability": "probability {}/255",
+            "values": "values {:.2g} of the largest",
+        }
+        for name, text in texts.items():
+            if (value := getattr(self, name)) is not None:
+                parts.append(text.format(100 * value if name.startswith("equal_") else value))
         parts += [f"{name} {value:.2g}" for name, value in self.maps.items()]
         return ", ".join(parts)
 
