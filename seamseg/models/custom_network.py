@@ -135,36 +135,16 @@ class WholeNetwork(Network):
     def __init__(self, network: CustomNetwork, name: str) -> None:
         super().__init__({"network": network}, CustomOptions())
         self.name = name
-
-    @property
-    def kind(self) -> str:
-        """See :class:`CustomNetwork`."""
-        return self.network.kind
+        self.kind = network.kind
+        self.nms_threshold = network.nms_threshold
+        self.map_formats = declared_outputs(network)
+        self.predicts_ids = network.predicts_ids
+        self.exportable = network.exportable
 
     @property
     def backbone(self) -> nn.Module | None:
         """See :class:`CustomNetwork`."""
         return self.network.backbone
-
-    @property
-    def nms_threshold(self) -> float | None:
-        """See :class:`CustomNetwork`."""
-        return self.network.nms_threshold
-
-    @property
-    def map_formats(self) -> Mapping[str, MapFormat]:
-        """The further maps by name."""
-        return declared_outputs(self.network)
-
-    @property
-    def predicts_ids(self) -> bool:
-        """See :class:`CustomNetwork`."""
-        return self.network.predicts_ids
-
-    @property
-    def exportable(self) -> bool:
-        """See :class:`CustomNetwork`."""
-        return self.network.exportable
 
     def initialise(self, categories: Sequence[str]) -> str | None:
         """See :class:`CustomNetwork`."""

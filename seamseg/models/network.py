@@ -84,14 +84,24 @@ class Network(nn.Module):
 
     Attributes
     ----------
+    kind : the kind of prediction: panoptic, instance_seg, detection or semantic
     memory_format : memory format of the maps and the weights
     compiled : whether parts were compiled by :meth:`compile_parts`
+    map_formats : the further output maps by name
+    nms_threshold : IoU from which detections suppress others; None for a network without detections
+    predicts_ids : whether `maps["ids"]` of the predictions are the things, in place of masks
+    exportable : whether :meth:`predict` can be traced by `torch.export`
     of_parts : whether it has body and heads, which are folded, quantised and exported; False for one that runs as it is
     """
 
     compiled_parts: ClassVar[tuple[str, ...]] = ("body",)
     of_parts: ClassVar[bool] = True
     options: Any
+    kind: str
+    map_formats: Mapping[str, MapFormat] = MappingProxyType({})
+    nms_threshold: float | None = None
+    predicts_ids: bool = False
+    exportable: bool = True
 
     def __init__(self, parts: dict[str, nn.Module | None], options: BatchOptions) -> None:
         super().__init__()
@@ -103,39 +113,14 @@ class Network(nn.Module):
         self.compiled = False
 
     @property
-    def kind(self) -> str:
-        """The kind of prediction: panoptic, instance_seg, detection or semantic."""
-        raise NotImplementedError
-
-    @property
     def backbone(self) -> nn.Module | None:
         """The part whose learning rate has the factor `[optimizer] body_lr_factor`."""
         return None
 
     @property
-    def nms_threshold(self) -> float | None:
-        """IoU from which detections suppress others; None for a network without detections."""
-        return None
-
-    @property
-    def map_formats(self) -> Mapping[str, MapFormat]:
-        """The further output maps by name."""
-        return {}
-
-    @property
     def custom_heads(self) -> Mapping[str, Any]:
         """The custom heads by name."""
         return {}
-
-    @property
-    def predicts_ids(self) -> bool:
-        """Whether `maps["ids"]` of the predictions are the things, in place of masks."""
-        return False
-
-    @property
-    def exportable(self) -> bool:
-        """Whether :meth:`predict` can be traced by `torch.export`."""
-        return True
 
     @property
     def dtype(self) -> torch.dtype:

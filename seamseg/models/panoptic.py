@@ -20,7 +20,7 @@ from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Losses, Network, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.predictions import MapFormat, Prediction
+from seamseg.predictions import Prediction
 from seamseg.structures import Batch, Features, PackedSequence
 
 _ROI_CHUNK = 256
@@ -191,14 +191,11 @@ class PanopticNet(Network):
         parts: dict[str, nn.Module | None] = {"body": body, "rpn_head": rpn_head, "roi_head": roi_head}
         parts |= {"sem_head": sem_head, "heads": heads}
         super().__init__(parts, options)
+        self.kind = "panoptic" if sem_head is not None else "instance_seg" if roi_head.with_masks else "detection"
+        self.nms_threshold = options.selector.config.nms_threshold
+        outputs = (declared_outputs(head) for head in self.custom_heads.values())
+        self.map_formats = {name: spec for of_head in outputs for name, spec in of_head.items()}
         self._code_weights: dict[torch.device, Tensor] = {}
-
-    @property
-    def kind(self) -> str:
-        """The kind by the parts: panoptic, instance_seg or detection."""
-        if self.sem_head is not None:
-            return "panoptic"
-        return "instance_seg" if self.roi_head.with_masks else "detection"
 
     @property
     def backbone(self) -> nn.Module:
@@ -206,19 +203,9 @@ class PanopticNet(Network):
         return self.body.backbone
 
     @property
-    def nms_threshold(self) -> float | None:
-        """IoU from which detections suppress others."""
-        return self.options.selector.config.nms_threshold
-
-    @property
     def custom_heads(self) -> dict[str, Head]:
         """The custom heads by name."""
         return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
-
-    @property
-    def map_formats(self) -> dict[str, MapFormat]:
-        """The output maps of the custom heads by name."""
-        return {name: spec for head in self.custom_heads.values() for name, spec in declared_outputs(head).items()}
 
     @property
     def fixed(self) -> bool:

@@ -64,6 +64,7 @@ class SemanticNet(Network):
     """
 
     compiled_parts = ("body", "head")
+    kind = "semantic"
     body: nn.Module
     head: DeeplabV3
     cls: nn.Conv2d
@@ -73,11 +74,6 @@ class SemanticNet(Network):
         self, body: nn.Module, head: DeeplabV3, cls: nn.Conv2d, options: SemanticOptions = SemanticOptions()
     ) -> None:
         super().__init__({"body": body, "head": head, "cls": cls}, options)
-
-    @property
-    def kind(self) -> str:
-        """The kind semantic."""
-        return "semantic"
 
     @property
     def backbone(self) -> nn.Module:
