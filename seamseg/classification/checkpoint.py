@@ -76,16 +76,7 @@ def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str
 def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snapshot:
     """Return the snapshot that a file of this project or of the original holds; that of the original counts no steps.
 
-    Parameters
-    ----------
-    content : loaded content of the file
-    name : name of the file, for errors
-    config : configuration of the network that the weights must fit
-
-    Raises
-    ------
-    InputError
-        if it is no checkpoint, or that of another architecture or another number of classes
+    InputError if it is no checkpoint, or that of another architecture or another number of classes.
     """
     weights = checkpoint_weights(content, name)
     if (arch := content.get("arch")) is not None and arch != config.network.arch:
@@ -151,20 +142,8 @@ def load_checkpoint(
 ) -> tuple[Classifier, list[str]]:
     """Build the network of a configuration and load a checkpoint, or its moving average if it has one.
 
-    Parameters
-    ----------
-    path : path of the checkpoint, also as `hf://user/repo`
-    config : configuration of the network
-    channels_last : see :class:`seamseg.classification.network.Classifier`
-
-    Returns
-    -------
-    the network, and the names of its classes; none if the file does not state them, as those of the original
-
-    Raises
-    ------
-    InputError
-        if it is missing, damaged, contains code, or does not fit the network
+    `path` may be `hf://user/repo`. Return the network, and the names of its classes; none if the file does not state
+    them, as those of the original. InputError if it is missing, damaged, contains code, or does not fit the network.
     """
     path = weights_at(path)
     snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)

@@ -83,14 +83,8 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
 def build_classifier(config: ClassifierConfig) -> nn.Module:
     """Build the network of a configuration, with random weights, in training mode.
 
-    Returns
-    -------
-    a backbone that maps images `N x 3 x H x W` to logits `N x classes`
-
-    Raises
-    ------
-    InputError
-        if there is no such architecture, or it does not have a parameter
+    It maps images `N x 3 x H x W` to logits `N x classes`. InputError if there is no such architecture, or it does not
+    have a parameter.
     """
     network = config.network
     try:

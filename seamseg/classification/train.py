@@ -183,12 +183,6 @@ class ClassifierSchedule(LRSchedule):
     The curve runs over `t`, the number of finished epochs (`mode` epoch) or steps (`mode` step): factor 1 (constant),
     `gamma ** (t // step_size)` (step), `gamma` to the number of milestones up to t (multistep), `gamma ** t`
     (exponential), or `alpha * t + beta`, at least 0 (linear).
-
-    Parameters
-    ----------
-    options : the schedule
-    base_lrs : base rate of each parameter group
-    epoch_length : steps an epoch
     """
 
     def __init__(self, options: ScheduleConfig, base_lrs: Sequence[float], epoch_length: int) -> None:

@@ -67,15 +67,7 @@ class ClassifierScores(Scores):
 
 @dataclass(frozen=True)
 class ClassifierValidator:
-    """Scores a network on a split; every image counts once for any number of processes.
-
-    Parameters
-    ----------
-    dataset : the split
-    batch_size : images per batch of each process
-    config : precision, workers
-    world : the processes, among which the images are divided; :meth:`__call__` is a collective call
-    """
+    """Scores a network on a split; every image counts once for any number of processes."""
 
     dataset: ClassFolders
     batch_size: int
@@ -88,14 +80,7 @@ class ClassifierValidator:
         return self.dataset.metadata
 
     def __call__(self, net: nn.Module, observer: Any = None, desc: str = "validate") -> ClassifierScores:
-        """Score a network, preserving its training or evaluation mode.
-
-        Parameters
-        ----------
-        net : network on the device of this process; maps images to logits
-        observer : not used
-        desc : label of the progress bar
-        """
+        """Score a network, which maps images to logits, preserving its mode; a collective call."""
         start = time.perf_counter()
         loader = open_val_loader(self.dataset, self.batch_size, self.config.training.num_workers, self.world)
         shown = progress(loader, len(loader), desc) if self.world.is_main else loader

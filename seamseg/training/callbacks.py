@@ -158,14 +158,7 @@ class TensorBoard(Callback):
 
 @dataclass
 class Callbacks:
-    """The callbacks of a training.
-
-    Attributes
-    ----------
-    run : the training
-    warn : logs a warning
-    active : active callbacks by name; empty in processes other than the main one
-    """
+    """The callbacks of a training by name, none in processes other than the main one."""
 
     run: Run
     warn: Callable[[str], None]
@@ -189,12 +182,7 @@ class Callbacks:
         return any(type(callback).image is not Callback.image for callback in self.active.values())
 
     def report(self, method: str, step: int, *values: Any, epoch: int | None = None) -> None:
-        """Call a method of all callbacks with the training, at a step, and with values.
-
-        Parameters
-        ----------
-        epoch : number of finished epochs; None if it has not changed
-        """
+        """Call a method of all callbacks with the training and with values, at a step, after so many epochs."""
         self.run.step = step
         if epoch is not None:
             self.run.epoch = epoch

@@ -30,15 +30,9 @@ from seamseg.utils.process_groups import new_group
 
 
 def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) -> nn.Module:
-    """Wrap a module in DistributedDataParallel; return the module itself for a single process.
+    """Wrap a module in DistributedDataParallel; return the module itself for a single process. A collective call.
 
-    A collective call.
-
-    Parameters
-    ----------
-    module : module on the device of this process
-    world : the processes
-    unused_parameters : fake or find, see above
+    `unused_parameters` is fake or find, see above.
     """
     if not world.is_distributed:
         return module
@@ -64,10 +58,7 @@ def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) ->
 class _Parallel(nn.Module):
     """What DistributedDataParallel wraps: maps a batch to its losses, and no batch to the sum of all parameters.
 
-    Attributes
-    ----------
-    fixed : every step uses the same parameters
-    unused : parameters that the first batch did not use; None before it
+    With `fixed`, every step uses the same parameters, and `unused` are those that the first batch did not use.
     """
 
     def __init__(self, module: nn.Module, fixed: bool) -> None:
@@ -99,13 +90,7 @@ def no_gradient_sync(module: nn.Module, last: bool) -> AbstractContextManager[No
 
 
 def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
-    """Return a loss whose backward pass reaches every parameter, with `fake`; otherwise the loss itself.
-
-    Parameters
-    ----------
-    module : module returned by :func:`wrap_distributed`
-    loss : loss of its outputs
-    """
+    """Return a loss whose backward pass reaches every parameter, with `fake`; otherwise the loss itself."""
     parallel = _parallel(module)
     if parallel is None or not parallel.fixed:
         return loss
@@ -118,12 +103,8 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
 def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Set the gradient of parameters that no process used in a step to 0.
 
-    The optimizer skips parameters without a gradient, but the original applies momentum and weight decay to them.
-
-    Raises
-    ------
-    SeamsegError
-        if a parameter has no gradient with `fake`, whose gradients are then not exchanged
+    The optimizer skips parameters without a gradient, but the original applies momentum and weight decay to them. With
+    `fake`, whose gradients are then not exchanged, SeamsegError.
     """
     parallel = _parallel(module)
     for group in optimizer.param_groups:
@@ -169,22 +150,11 @@ def _used_by(loss: Tensor) -> set[Tensor]:
 
 
 def compile_network(net: Network, world: World, warn: Callable[[str], None], backend: str = "inductor") -> bool:
-    """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
+    """Compile body, pyramid and semantic head of a network in place; return whether it is compiled.
 
     The compiler runs at the first step, and again at the first validation. Height and width of the images may change
-    between steps. Without a working compiler (C++ for the CPU, Triton for a GPU) the network is not changed, and a
-    warning is logged.
-
-    Parameters
-    ----------
-    net : network on its device
-    world : the processes; if the compiler fails in one, none compiles
-    warn : called with the warning
-    backend : backend of torch.compile; it must trace gradients, as "inductor" and "aot_eager" do
-
-    Returns
-    -------
-    whether it is compiled
+    between steps. If it does not work in a process (C++ for the CPU, Triton for a GPU), none compiles, and `warn` is
+    called.
     """
     reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
     if reasons:

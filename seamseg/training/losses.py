@@ -82,20 +82,14 @@ class Diverged(SeamsegError):
 class LossCheck:
     """Averages the losses of the steps, and stops the training in all processes when one of them is invalid.
 
-    Losses stay on the device until :attr:`full`, so that the host waits for it every few steps only.
-
-    Parameters
-    ----------
-    options : options of the trainer
-    world : the processes; all of them must add the same steps
+    Losses stay on the device until :attr:`full`, so that the host waits for it every few steps only; on the CPU reading
+    is free. All processes must add the same steps.
 
     Attributes
     ----------
-    interval : number of steps between two reads; 1 on the CPU, where reading is free
-    recent : averages since they were last reset
-    epoch : averages of the epoch
-    gradients : `grad_norm` since it was last reset, without the steps whose gradient is not finite
-    skipped : number of skipped updates since it was last reset
+    recent, gradients, skipped : averages of the losses and of `grad_norm`, and number of skipped updates, since
+        :meth:`pop_means`; a gradient that is not finite does not count
+    epoch : averages of the losses over the epoch
     """
 
     def __init__(self, options: TrainerOptions, world: World) -> None:
@@ -128,10 +122,7 @@ class LossCheck:
     def check(self) -> None:
         """Read and check the losses of all steps so far; a collective call.
 
-        Raises
-        ------
-        Diverged
-            if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`
+        Diverged if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`.
         """
         found = self.read()
         if max_over_processes(self.world, {"found": float(found is not None)})["found"]:

@@ -40,10 +40,6 @@ class Preemption:
     The processes exchange the numbers of their signals, 0 for none, in the background, and the largest wins: the values
     sent after one step are read after the next, when they have long arrived. So no process waits, and all receive a
     signal after the same step. Construction and all methods but `settle` are collective calls.
-
-    Parameters
-    ----------
-    world : the processes
     """
 
     def __init__(self, world: World) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seamseg.config.sections import Dataloader
-from seamseg.data.loader import BatchLoader, UnreadableImages, translate_worker_errors
+from seamseg.data.loader import BatchLoader, UnreadableImages
 from seamseg.data.transforms import Normalise, finish_image, flip_boxes
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.distributed import World
@@ -39,12 +38,13 @@ class TrainingBatch(Protocol):
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the device and its original on the host; a reference to past originals holds no device memory."""
+    """A batch on the device and its original on the host."""
 
     batch: TrainingBatch
     source: TrainingBatch
 
 
+@dataclass(frozen=True)
 class DevicePrefetcher:
     """Iterates over the batches of an epoch on the device, uploading one batch ahead.
 
@@ -52,50 +52,23 @@ class DevicePrefetcher:
     ----------
     loader : loader of the batches
     device : device to upload to
+    broken : counts the unreadable images; InputError if there are too many
     prepare : the transforms that run on the device; None for none
-    broken : counts the unreadable images; None if they are not replaced
     """
 
-    def __init__(
-        self,
-        loader: BatchLoader,
-        device: torch.device,
-        prepare: Callable[[TrainingBatch], TrainingBatch] | None = None,
-        broken: UnreadableImages | None = None,
-    ) -> None:
-        self.loader = loader
-        self.device = device
-        self.prepare = prepare
-        self.broken = broken
+    loader: BatchLoader
+    device: torch.device
+    broken: UnreadableImages
+    prepare: Callable[[TrainingBatch], TrainingBatch] | None = None
 
     def __iter__(self) -> Iterator[DeviceBatch]:
-        """Iterate over one pass of the loader.
-
-        Raises
-        ------
-        InputError
-            if too many images are broken
-        """
-        if self.broken is not None:
-            self.broken.begin_epoch()
-        return map(self._prepared, prefetched(self._counted(), self.device))
-
-    def _prepared(self, uploaded: DeviceBatch) -> DeviceBatch:
-        return uploaded if self.prepare is None else uploaded._replace(batch=self.prepare(uploaded.batch))
-
-    @property
-    def broken_images(self) -> int:
-        """Number of images of the epoch so far that could not be read."""
-        return 0 if self.broken is None else self.broken.count
-
-    def worker_errors(self) -> AbstractContextManager[None]:
-        """Translate errors of workers in a `with` block, see :func:`seamseg.data.loader.translate_worker_errors`."""
-        return translate_worker_errors(self.loader)
+        self.broken.begin_epoch()
+        for uploaded in prefetched(self._counted(), self.device):
+            yield uploaded if self.prepare is None else uploaded._replace(batch=self.prepare(uploaded.batch))
 
     def _counted(self) -> Iterator[TrainingBatch]:
         for batch in self.loader:
-            if self.broken is not None:
-                self.broken.add(batch.unreadable)
+            self.broken.add(batch.unreadable)
             yield batch
 
 
@@ -148,11 +121,6 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
     These are colours, flip and normalisation of the images, and flip of masks and boxes. A batch without
     :attr:`Batch.deferred` is returned as it is, so that a second call has no effect. On the CPU the result is
     bit-identical to that of the workers; on a GPU colour jitter may differ by rounding.
-
-    Parameters
-    ----------
-    batch : batch on the device
-    options : normalisation
     """
     if batch.deferred is None:
         return batch

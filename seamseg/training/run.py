@@ -278,7 +278,7 @@ def _open_trainer(
     images = setup.sample_images(state.metadata)
     reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
     unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
-    batches = DevicePrefetcher(loader, world.device, setup.prepare, unreadable)
+    batches = DevicePrefetcher(loader, world.device, unreadable, setup.prepare)
     if done is not None and done.epoch + 1 >= settings.epochs:
         epochs = settings.key("scheduler.epochs")
         log.warning(f"all {settings.epochs} epochs are done already; raise {epochs} to train on")
@@ -320,10 +320,7 @@ def _named(setup: Setup, callbacks: Sequence[Callback]) -> dict[str, Callback]:
 def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterator[None]:
     """Make and lock the run folder in the main process, for all processes; a collective call.
 
-    Raises
-    ------
-    InputError
-        if another training uses the folder, or it holds one that would be lost; CollectiveError in the other processes
+    InputError if another training uses the folder, or it holds one that would be lost; CollectiveError in the others.
     """
     with ExitStack() as stack:
         problem: SeamsegError | None = None

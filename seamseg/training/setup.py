@@ -163,19 +163,9 @@ def _callbacks(config: Config) -> dict[str, Callback]:
 
 
 def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
-    """Open the loader of the training batches of this process.
+    """Open the loader of the training batches of this process; `source` is the name of the configuration.
 
-    Parameters
-    ----------
-    config : `[dataloader]`, seed
-    data : data set
-    source : name of the configuration, for errors
-    world : the processes, among which the images are divided
-
-    Raises
-    ------
-    InputError
-        if the split or the batch size is not given, or the data set is missing or broken
+    InputError if the split or the batch size is not given, or the data set is missing or broken.
     """
     loading, seed = config.dataloader, config.general.seed
     if not loading.train_set:

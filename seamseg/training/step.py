@@ -54,13 +54,8 @@ class Stepper:
     step. With fp16 a gradient that is not finite is an overflow, which is expected now and then: only that step is
     skipped, and the loss scale is lowered. All this is decided on the device; the host reads nothing.
 
-    Parameters
-    ----------
-    options : precision, loss weights, clipping, moving average
-    module : maps a batch to :class:`seamseg.models.network.Losses`; its `net` is the network. Also wrapped by
-        :func:`seamseg.training.ddp.wrap_distributed`
-    optimizer : optimizer of the network's parameters, from :func:`seamseg.training.optim.optimizer.build_optimizer`
-    world : the processes, which all make the same updates
+    `module` maps a batch to :class:`seamseg.models.network.Losses`, and its `net` is the network; it may be wrapped by
+    :func:`seamseg.training.ddp.wrap_distributed`.
     """
 
     def __init__(
@@ -124,14 +119,9 @@ class Stepper:
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Update the weights by the accumulated gradients.
 
-        Parameters
-        ----------
-        loss : the weighted loss of the whole step, a detached scalar; it may differ between processes
-
-        Returns
-        -------
-        norm : norm of the gradient over all parameters, before clipping; float32 scalar on the device
-        skipped : whether the update was skipped; bool scalar on the device
+        `loss` is the weighted loss of the whole step, a detached scalar, which may differ between processes. Return the
+        norm of the gradient over all parameters, before clipping, and whether the update was skipped: scalars on the
+        device.
         """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -187,12 +177,9 @@ class Stepper:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
-        """Restore a saved state of the file `source`. Missing parts are reset, the average to the current weights.
+        """Restore a saved state; without a part of it, reset that part, the average to the current weights.
 
-        Raises
-        ------
-        InputError
-            if it is damaged or belongs to another network
+        InputError if it is damaged or belongs to another network; `source` is the name of its file.
         """
         if self.scaler is not None and "scaler" in state:
             try:
@@ -224,13 +211,7 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Return the weighted sum of losses, float32 scalar.
-
-    Raises
-    ------
-    InputError
-        if a loss has no weight, or a weight no loss
-    """
+    """Return the weighted sum of losses, a float32 scalar; InputError if a loss has no weight, or a weight no loss."""
     if losses.keys() != weights.keys():
         unweighted = ", ".join(name for name in losses if name not in weights)
         problem = f"{unweighted} has no weight: " if unweighted else ""
@@ -245,10 +226,6 @@ class _StatisticsBackup:
     """A copy of the running statistics from before a step, restored if the step is skipped.
 
     A forward pass that overflows writes invalid values into the statistics before the overflow is detected.
-
-    Parameters
-    ----------
-    net : network on its device; its buffers must stay the same tensors
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -280,10 +257,6 @@ class ProcessAverage:
     """Averages losses over the batches of a step in this process, as the original does (`loss_average = process`).
 
     With 1 region in one process and 99 in another, the single region weighs as much as the 99.
-
-    Parameters
-    ----------
-    batches : number of batches of the step in this process
     """
 
     def __init__(self, batches: int) -> None:
@@ -309,15 +282,9 @@ class ProcessAverage:
 class StepAverage:
     """Averages losses over all anchors, samples, mask pixels or images of a step (`loss_average = step`).
 
-    A step of several processes, or of several batches, then equals the step of one process with one large batch;
-    :meth:`means` are the same numbers in all processes. Makes collective calls of a few numbers, which stay on the
-    device.
-
-    Parameters
-    ----------
-    world : the processes
-    preview : the losses of all batches of this process, of which only the counts are used; needed for several batches,
-        since the gradient of the first depends on the counts of the others
+    A step of several processes, or of several batches, then equals the step of one process with one large batch. Makes
+    collective calls of a few numbers, which stay on the device. Several batches need a `preview` of the losses of each,
+    since the gradient of the first depends on the counts of the others.
     """
 
     def __init__(self, world: World, preview: Sequence[Losses] = ()) -> None:
@@ -360,18 +327,10 @@ def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
 
 @torch.no_grad()
 def preview_losses(net: nn.Module, device: torch.device, losses: Callable[[], Iterable[Losses]]) -> list[Losses]:
-    """Compute the losses of batches before training on them, without side effects.
+    """Compute losses before training on their batches, without side effects on buffers and random numbers.
 
-    Parameters
-    ----------
-    net : its buffers (running statistics) are restored
-    device : its RNG state and the CPU's are restored, so that training uses the same random numbers
-    losses : computes them
-
-    Notes
-    -----
-    Costs one forward pass without gradients per batch. The numbers of regions and mask pixels that count depend on the
-    proposals, so they are not known earlier.
+    It costs one forward pass without gradients per batch. The numbers of regions and mask pixels that count depend on
+    the proposals, so they are not known earlier.
     """
     with buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
         return list(losses())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
-from seamseg.data.loader import index_sampler, set_epoch
+from seamseg.data.loader import index_sampler, set_epoch, translate_worker_errors
 from seamseg.evaluation.scores import Scores
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
@@ -46,8 +46,7 @@ class Trainer:
     validator : scores the network; None for no validation
     run : folder of the snapshots, written by the main process
     reporter : reports the progress
-    resumed : where to begin, in an epoch only if the order of its images is the same; weights, momentum and the
-        stepper's state must be restored already; None for a new run
+    resumed : where to begin; weights, momentum and the stepper's state must be restored already
     """
 
     state: TrainState
@@ -91,7 +90,7 @@ class Trainer:
         epochs, between = self.options.epochs, self.options.snapshot_interval
         with self.reporter.following(states), self._saving():
             for epoch in range(self.progress.epoch + 1, epochs):
-                with self.batches.worker_errors():
+                with translate_worker_errors(self.batches.loader):
                     if not self._train_epoch(epoch):
                         return self._scores
                 last = epoch + 1 == epochs
@@ -164,7 +163,7 @@ class Trainer:
             if index == 0:
                 self.reporter.targets(group[0].source, step)
             result = self._step(epoch, group)
-            self.reporter.broken = self.batches.broken_images
+            self.reporter.broken = self.batches.broken.count
             now = time.perf_counter()
             self.losses.add(step, result)
             self.reporter.add(loaded - last, now - last, len(result.ids))
@@ -237,13 +236,7 @@ class Trainer:
         return self._stops(number)
 
     def _save(self, is_best: bool = False) -> None:
-        """Copy the state of the training, and write it in the background; a collective call.
-
-        Raises
-        ------
-        SeamsegError
-            if a loss was not finite, or an earlier snapshot could not be written
-        """
+        """Copy the state of the training, and write it in the background; a collective call."""
         # first, as it raises if a loss was not finite
         losses = self.losses.state_dict()
         averaged = self.stepper.state_dict().get("ema", {})

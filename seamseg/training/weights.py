@@ -31,12 +31,8 @@ def load_initial_weights(
 ) -> None:
     """Load the weights of `[body]` and of `pretrain` into a network with random weights, and check that all are loaded.
 
-    With `[general] qat` a float network is loaded, from which the network for int8 is filled.
-
-    Raises
-    ------
-    InputError
-        if a file does not fit, or weights are missing that must not be random
+    With `[general] qat` a float network is loaded, from which the network for int8 is filled. InputError if a file does
+    not fit, or weights are missing that must not be random.
     """
     quantised = config.general.qat
     if quantised and not options.pretrain:

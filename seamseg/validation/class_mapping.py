@@ -35,17 +35,9 @@ class ClassMapping:
 
     @staticmethod
     def of(table: ClassTable, trained: Metadata, name: str, only_things: bool = False) -> ClassMapping:
-        """Return the mapping of a table.
+        """Return the mapping of a table for the classes of the data set; the model is as in :meth:`ClassTable.matches`.
 
-        Parameters
-        ----------
-        table : table for the classes of the data set
-        trained, name, only_things : classes, name and restriction of the model, see :meth:`ClassTable.matches`
-
-        Raises
-        ------
-        InputError
-            as :meth:`ClassTable.matches`, or if two classes of the data set have the same class of the model
+        InputError also if two classes of the data set have the same class of the model.
         """
         targets = [VOID] * trained.num_classes
         for target, found in enumerate(table.matches(trained, name, only_things)):

@@ -41,20 +41,11 @@ from seamseg.visualize.maps import draw_map
 class EvaluationWriter:
     """Observer of a :class:`seamseg.validation.validator.Validator` that writes an evaluation folder.
 
-    Maps are written image by image; in :meth:`finish` the main process writes the rest. The JSON entries and the
-    records of the segments are kept in memory, some 10 KB per image.
-
-    Parameters
-    ----------
-    out : the folder (:mod:`seamseg.evaluation.record`); it also gets `ground_truth/`, `prediction/` and their JSONs
-    reader : reader of the evaluated split
-    world : the processes
-    maps : output maps of custom heads, of which `maps/NAME/` gets an image to look at
-
-    Raises
-    ------
-    InputError
-        if the split is not that of a dataset folder, whose images the evaluation folder refers to
+    It has the files of :mod:`seamseg.evaluation.record`, `ground_truth/` and `prediction/` with their JSONs, and an
+    image to look at for each of `maps`, the output maps of custom heads. Maps are written image by image; in
+    :meth:`finish` the main process writes the rest. The JSON entries and the records of the segments are kept in
+    memory, some 10 KB per image. InputError if the split is not that of a dataset folder, whose images the evaluation
+    folder refers to.
     """
 
     def __init__(
@@ -117,14 +108,7 @@ class EvaluationWriter:
         return written
 
     def finish(self, world: World, title: str, scores: PanopticScores) -> None:
-        """Gather the records of all processes and write the summary; a collective call.
-
-        Parameters
-        ----------
-        world : the processes
-        title : model and data, for the report
-        scores : scores of all images
-        """
+        """Gather the records of all processes and write the summary; a collective call. `title` is for the report."""
         self._background.finish()
         confusion = sum_over_processes(world, torch.from_numpy(self._confusion.counts)).numpy()
         records = gather_to_main(world, self.records)

@@ -55,14 +55,7 @@ def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], An
 
 
 class CustomMetrics:
-    """The custom metrics.
-
-    Parameters
-    ----------
-    config : names them
-    metadata : classes of the data set
-    world : the processes
-    """
+    """The custom metrics of a configuration."""
 
     def __init__(self, config: Config, metadata: Metadata, world: World) -> None:
         self._world, self._options = world, config.general
@@ -88,10 +81,7 @@ class CustomMetrics:
     def added_to(self, scores: Scores) -> Scores:
         """Return scores with those of the metrics over the images of all processes; a collective call.
 
-        Raises
-        ------
-        SeamsegError
-            if a metric fails, or two have a score of one name
+        SeamsegError if a metric fails, or two have a score of one name.
         """
         found: dict[str, float] = {}
         selected = None

@@ -68,14 +68,7 @@ class ValidationResult:
 
 @dataclass(frozen=True)
 class PanopticValidation(ValidationResult):
-    """An image of a panoptic validation.
-
-    Attributes
-    ----------
-    result : panoptic result, at native size
-    comparison : match of the segments
-    counts : counts of this image only
-    """
+    """An image of a panoptic validation, with the match of the segments and the counts of this image only."""
 
     result: PanopticResult
     comparison: Comparison
@@ -139,15 +132,10 @@ class Validator:
         quiet: bool = False,
         size: InputSize | None = None,
     ) -> Validator:
-        """Open a split of a data set; the other arguments are the attributes.
+        """Open a split of a data set; the other arguments are the attributes, `size` by default of the configuration.
 
-        `size` is that of the network's input; None for that of the configuration.
-
-        Raises
-        ------
-        InputError
-            if the data set or the split is missing or broken, pycocotools is needed and missing, or a semantic network
-            is to be scored as the original, which does not score them
+        InputError if the data set or the split is missing or broken, pycocotools is needed and missing, or a semantic
+        network is to be scored as the original, which does not score them.
         """
         if legacy and SCORERS[config.kind] is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
@@ -160,13 +148,7 @@ class Validator:
         return Validator(dataset, size, config, world, legacy, quiet)
 
     def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
-        """Score a network in training, on the device of this process, preserving its training or evaluation mode.
-
-        Parameters
-        ----------
-        net : network as it is trained: not folded, at the precision of its weights
-        observer, desc : see :meth:`score`
-        """
+        """Score a network as it is trained, on the device of this process, preserving its mode."""
         with self._predictor(net) as predictor:
             return self.score(predictor, observer, desc, strict=True)
 
@@ -336,11 +318,6 @@ class PanopticScorer:
     """PQ and both mIoUs of the fused maps; with `general.eval_coco` also AP of the detections before fusion.
 
     At native size; those of the original at the size of the network. The counts are integers.
-
-    Parameters
-    ----------
-    validator : data set, `general.eval_mode`, legacy
-    predictor : fuses detections and classes
     """
 
     gathered = False
@@ -387,12 +364,8 @@ class PanopticScorer:
 class InstanceScorer:
     """COCO's AP of boxes and, with a mask branch, of masks, at native size.
 
-    Parameters
-    ----------
-    validator : data set, processes, legacy: leave out images without detections
-    predictor : not used: AP is that of the detections themselves
-    fused : sample masks at native size, as for a panoptic map; default: as the original's evaluation and
-        `seamseg predict --format coco-results`
+    With `fused`, masks are sampled at native size, as for a panoptic map; by default as by the original's evaluation
+    and `seamseg predict --format coco-results`.
     """
 
     gathered = True
@@ -427,13 +400,7 @@ class InstanceScorer:
 
 
 class SemanticScorer:
-    """IoU of the class maps at native size; groups (crowds) count as pixels of their class.
-
-    Parameters
-    ----------
-    validator : data set, processes
-    predictor : resizes the class maps
-    """
+    """IoU of the class maps at native size; groups (crowds) count as pixels of their class."""
 
     gathered = False
 

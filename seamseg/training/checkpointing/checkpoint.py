@@ -40,16 +40,7 @@ STEPPER_PARTS = ("scaler", "ema")
 
 @dataclass(frozen=True)
 class TrainState:
-    """A training on one process.
-
-    Attributes
-    ----------
-    stepper : trains the network on the batches of a step
-    schedule : learning rates
-    metadata : classes
-    config : text of the configuration
-    components : custom ones that it names
-    """
+    """A training on one process; `config` is the text of the configuration, `components` are those that it names."""
 
     stepper: Stepper
     schedule: LRSchedule
@@ -94,9 +85,7 @@ class TrainingProgress:
     def validated(self, score: Selection, has_best: bool) -> bool:
         """Take note of the score of a validation; return whether it is the best so far, which NaN never is.
 
-        Parameters
-        ----------
-        has_best : whether there is a best snapshot to compare with; one that another score has chosen does not count
+        Without `has_best` there is no best snapshot to compare with; one that another score has chosen does not count.
         """
         comparable = has_best and self.best_of in ("", score.name)
         is_best = score.beats(self.best_score) if comparable else not math.isnan(score.value)
@@ -110,14 +99,10 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """A position between two steps of an epoch.
+    """A position after some steps of an epoch, from 0.
 
-    Attributes
-    ----------
-    epoch : index of the epoch, from 0
-    steps : finished steps of it
-    segments : the batches of these steps, and how they were divided among processes
-    order : see :func:`data_order`
+    `segments` are the batches of these steps, and how they were divided among processes; for `order` see
+    :func:`data_order`.
     """
 
     epoch: int
@@ -202,11 +187,7 @@ def make_snapshot(
 ) -> Snapshot:
     """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
 
-    Parameters
-    ----------
-    position : position in the epoch; None between two epochs
-    is_best : whether it is the best so far
-    rank_states : states of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
+    `rank_states` are those of all processes, and `position` is None between two epochs.
     """
     content: dict[str, Any] = {
         part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()
@@ -245,19 +226,8 @@ def resume(
 ) -> ResumePoint:
     """Restore weights and momentum from a snapshot of this project or of the original.
 
-    Parameters
-    ----------
-    path : path of the snapshot
-    net, optimizer : network and optimizer to restore
-    metadata : classes of the data set
-    run : run folder, which has the layout of the snapshots
-    epoch_length : steps an epoch, for files whose `global_step` is None, which count epochs only
-    options : names of keys for errors
-
-    Raises
-    ------
-    InputError
-        if it is broken, of another network or other classes, or holds no training progress
+    `epoch_length` is the number of steps an epoch, for files that count epochs only. InputError if the snapshot is
+    broken, of another network or other classes, or holds no training progress.
     """
     snapshot = load_weights(path, net, metadata, run, averaged=False)
     _check_same_kind(snapshot, net, str(path))

@@ -59,16 +59,10 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
 def gather_rank_states(
     world: World, net: nn.Module, averaged: Mapping[str, Any], losses: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Gather the state of every process, by rank; a collective call.
+    """Gather random numbers, buffers and averages of every process, by rank; a collective call.
 
-    Buffers that equal those of the main process, which the snapshot holds anyway, are omitted.
-
-    Parameters
-    ----------
-    net : network with the parts of :data:`NETWORK_MODULES`; its buffers are made equal over the processes once an epoch
-        only
-    averaged : moving averages of the network by part, empty without; those of buffers differ as the buffers do
-    losses : averages of the losses of this process
+    Buffers that equal those of the main process, which the snapshot holds anyway, are omitted: they are made equal once
+    an epoch only. `averaged` are the moving averages of the network by part, `losses` the averages of the losses.
     """
     buffers = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, _states(net))}
     means = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, averaged)}

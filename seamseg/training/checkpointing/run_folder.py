@@ -98,10 +98,7 @@ class RunFolder:
     def refuse_other(self, resume: str | Path | None, restart: bool) -> None:
         """Raise InputError if the folder holds a training that a new one, or one resumed from elsewhere, would replace.
 
-        Parameters
-        ----------
-        resume : snapshot or run folder where the training resumes, or `auto`; None for a new one
-        restart : replace a training, but no converted model or data set
+        `restart` replaces a training, but no converted model or data set.
         """
         # a converted model, or a data set, whose metadata.bin would be replaced
         for name in (WEIGHTS_NAME, "lst"):
@@ -140,13 +137,7 @@ class RunFolder:
         write_metadata(self.path / METADATA_NAME, metadata.without_images())
 
     def publish(self, snapshot: Path, name: Path) -> None:
-        """Give a snapshot a second name: a hard link, or a copy if the file system has no links.
-
-        Raises
-        ------
-        SeamsegError
-            if it cannot be written
-        """
+        """Give a snapshot a second name: a hard link, or a copy if the file system has no links."""
         with replacing(name) as temporary:
             try:
                 os.link(snapshot, temporary)
@@ -165,12 +156,9 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def newest_good(self, warn: Callable[[str], None]) -> Path | None:
-        """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is no snapshot.
+        """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is none.
 
-        Raises
-        ------
-        InputError
-            if all are damaged
+        InputError if all are damaged.
         """
         candidates = [path for _, path in self.saved()]
         if self.last.exists() and not any(path.samefile(self.last) for path in candidates):
@@ -193,11 +181,7 @@ class RunFolder:
 class SnapshotWriter:
     """Writes snapshots in a background thread, one at a time, so that the next step does not wait for the disk.
 
-    Parameters
-    ----------
-    run : folder to write to
-    keep : number of snapshots to keep
-    fresh : the run is not resumed: snapshots in the folder belong to another run, and are removed after the first write
+    In a `fresh` run the snapshots in the folder belong to another run, and are removed after the first write.
     """
 
     def __init__(self, run: RunFolder, keep: int, fresh: bool) -> None:
@@ -208,7 +192,7 @@ class SnapshotWriter:
         self._error: Exception | None = None
 
     def save(self, snapshot: Snapshot, step: int, best: bool = False, forget_best: bool = False) -> None:
-        """Start to write; waits for the previous snapshot.
+        """Start to write, after the previous snapshot; SeamsegError if that could not be written.
 
         Parameters
         ----------
@@ -216,11 +200,6 @@ class SnapshotWriter:
         step : global step, for the name
         best : it is the best so far
         forget_best : there is no best one yet; remove that of another run
-
-        Raises
-        ------
-        SeamsegError
-            if an earlier one could not be written
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot, step, best, forget_best), name="saver")

@@ -66,12 +66,7 @@ class ImageSample:
 
 @dataclass
 class SampleCollector:
-    """Observer of a validation that keeps its first images.
-
-    Parameters
-    ----------
-    wanted : number of images
-    """
+    """Observer of a validation that keeps its first images."""
 
     wanted: int = 4
     samples: list[ImageSample] = field(default_factory=list)
@@ -92,13 +87,7 @@ class SampleCollector:
 
 @dataclass(frozen=True)
 class SampleRenderer:
-    """Draws the images of one data set, as :class:`SampleImages`.
-
-    Parameters
-    ----------
-    metadata : classes and colours
-    config : its normalisation
-    """
+    """Draws the images of one data set, as :class:`SampleImages`."""
 
     metadata: Metadata
     config: Config

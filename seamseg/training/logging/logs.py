@@ -15,17 +15,9 @@ _logger = logging.getLogger("seamseg")
 
 
 class TextLog:
-    """Writes lines to the console and, with a timestamp, to `training.log` in the run folder.
+    """Writes lines to the console and, with a timestamp, to a file in the run folder.
 
-    Only the main process enables it; on the others it does nothing.
-
-    Parameters
-    ----------
-    folder : existing run folder; None for no file
-    quiet : show only warnings on the console
-    enabled : False for a log that does nothing
-    name : name of the file
-    console : write to the console
+    Only the main process enables it; on the others it does nothing. `quiet` shows only warnings on the console.
     """
 
     def __init__(
@@ -93,13 +85,7 @@ def duration(seconds: float) -> str:
 
 
 def remaining(seconds: float, now: float | None = None) -> str:
-    """Format a remaining time, with the expected end if that is more than an hour away.
-
-    Parameters
-    ----------
-    seconds : remaining time
-    now : current time in seconds since 1970; None for the clock
-    """
+    """Format a remaining time; more than an hour after `now`, in seconds since 1970, with the expected end."""
     if seconds <= 3600:
         return duration(seconds)
     end = time.localtime((time.time() if now is None else now) + seconds)

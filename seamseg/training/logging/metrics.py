@@ -20,20 +20,10 @@ from seamseg.utils.limits import open_file, parse_json
 
 
 class MetricsFile:
-    """Writes the lines of a run; without a folder it does nothing.
+    """Writes the lines of a run; without a folder it does nothing. SeamsegError if the file cannot be written.
 
-    A new run starts a new file. A resumed run keeps the lines up to the point where it resumes and atomically removes
-    later ones, so that no step occurs twice.
-
-    Parameters
-    ----------
-    folder : run folder; None on processes that do not write
-    resumed : `(step, epoch)` where a run resumes: the last step and the last finished epoch; None for a new run
-
-    Raises
-    ------
-    SeamsegError
-        if the file cannot be written
+    A new run starts a new file. A run resumed after `(step, epoch)`, its last step and last finished epoch, keeps the
+    lines up to there and atomically removes later ones, so that no step occurs twice.
     """
 
     def __init__(self, folder: Path | None, resumed: tuple[int, int] | None = None) -> None:

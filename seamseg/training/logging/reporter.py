@@ -42,18 +42,8 @@ class StepPosition:
 class Reporter:
     """Reports the progress of all processes to the log, `metrics.jsonl` and the callbacks of the main process.
 
-    Parameters
-    ----------
-    options : options of the trainer
-    images : draws sample images
-    world : the processes; all of them must report the same steps
-    log, callbacks, metrics : outputs
-    validates : the training has validations, whose time is unknown before the first
-
-    Attributes
-    ----------
-    notes : constants by name that are added to each line, such as `ema_decay`
-    broken : number of images of the epoch that this process could not read
+    All processes must report the same steps. `validates` states whether there are validations, whose time is unknown
+    before the first; `notes` are constants by name that are added to each line.
     """
 
     def __init__(

@@ -77,13 +77,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def load_state_dict(self, state: Any, source: str) -> None:
-        """Restore a saved average.
-
-        Raises
-        ------
-        InputError
-            if it belongs to another network or is damaged
-        """
+        """Restore a saved average; InputError if it belongs to another network or is damaged."""
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None
         if not isinstance(updates, Tensor) or updates.shape != ():
             raise InputError(f"{source}: its moving average is damaged; set {self._key}=0 to continue without it")

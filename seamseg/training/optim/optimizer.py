@@ -158,14 +158,9 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
 def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor, goes_on: bool = False) -> None:
     """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
 
-    It does read it for optimizers without :func:`has_known_state` as long as parameters have no state, and if the
-    training goes on after a skipped step: the state of these may have numbers of Python.
-
-    Parameters
-    ----------
-    optimizer : fused or not
-    skipped : bool scalar on the device of the parameters
-    goes_on : whether further steps are taken after a skipped one, as with fp16
+    `skipped` is a bool scalar on the device of the parameters. The host does read it for optimizers without
+    :func:`has_known_state` as long as parameters have no state, and if the training goes on after a skipped step, as
+    with fp16: the state of these may have numbers of Python.
     """
     known = has_known_state(optimizer)
     if goes_on and not known and bool(skipped):
@@ -221,13 +216,12 @@ def load_optimizer_state(
     """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
     Learning rates, decay and momentum are those of the configuration, so that they can be changed between two runs. A
-    parameter without saved state keeps that of the optimizer, for example zeros.
+    parameter without saved state keeps that of the optimizer, for example zeros. Tensors get the device and memory
+    format of the parameters.
 
     Parameters
     ----------
-    optimizer : over the same parameters, with the device and memory format to keep
-    state : result of `state_dict()` of the optimizer
-    source : file it was read from, for error messages
+    source : file it was read from, for errors
     saved_type : name of the class of the saved optimizer; None for SGD or AdamW, told apart by their groups
     key : returns the names that keys of an INI file have in the configuration, for errors
 
@@ -236,46 +230,42 @@ def load_optimizer_state(
     InputError
         if it belongs to other parameters or another type of optimizer, or is damaged
     """
-    saved, entries = _checked(state, source)
-    groups = optimizer.param_groups
-    counts, found = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
-    if found != counts:
-        raise InputError(
-            f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"{key('body.num_frozen', 'optimizer.layer_decay')} or the architecture may have changed; "
-            f"use `pretrain={source}` to start from its weights"
-        )
-    _check_type(optimizer, saved, saved_type, source, key("optimizer.type"))
-    pairs = [
-        (parameter, index)
-        for group, saved_group in zip(groups, saved)
-        for parameter, index in zip(group["params"], saved_group["params"])
-    ]
-    restored = {index: _restored(optimizer.state.get(p) or {}, entries.get(index, {}), p, source) for p, index in pairs}
     try:
+        groups, saved, entries = optimizer.param_groups, state["param_groups"], state["state"]
+        counts, found = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
+        if found != counts:
+            raise InputError(
+                f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
+                f"{key('body.num_frozen', 'optimizer.layer_decay')} or the architecture may have changed; "
+                f"use `pretrain={source}` to start from its weights"
+            )
+        _check_type(optimizer, saved_type or _type_of(optimizer, saved), source, key("optimizer.type"))
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        numbers = [number for group in saved for number in group["params"]]
+        restored = {
+            number: _restored(optimizer.state.get(parameter) or {}, entries.get(number, {}), parameter, source)
+            for parameter, number in zip(parameters, numbers)
+        }
         optimizer.load_state_dict(
             {
-                "state": {index: entry for index, entry in restored.items() if entry},
+                "state": {number: entry for number, entry in restored.items() if entry},
                 "param_groups": [_configured(optimizer, *both) for both in zip(groups, saved)],
             }
         )
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(source) from error
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        start = f"use `pretrain={source}` to start from its weights"
+        raise InputError(f"{source}: its optimizer state is damaged; {start}") from error
 
 
-def _check_type(
-    optimizer: torch.optim.Optimizer,
-    saved: list[Mapping[str, Any]],
-    saved_type: str | None,
-    source: str,
-    key: str,
-) -> None:
+def _type_of(optimizer: torch.optim.Optimizer, saved: list[Mapping[str, Any]]) -> str:
+    """Return the type of the optimizer of a snapshot that does not state it."""
+    if not any("betas" in group for group in saved):
+        return "SGD"
+    return type(optimizer).__name__ if isinstance(optimizer, torch.optim.Adam) else "AdamW"
+
+
+def _check_type(optimizer: torch.optim.Optimizer, saved_type: str, source: str, key: str) -> None:
     wanted = type(optimizer).__name__
-    if saved_type is None:
-        has_betas = any("betas" in group for group in saved)
-        # snapshots without a type are of one of these
-        adam = wanted if isinstance(optimizer, torch.optim.Adam) else "AdamW"
-        saved_type = adam if has_betas else "SGD"
     if saved_type != wanted:
         raise InputError(
             f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
@@ -315,20 +305,3 @@ def _restored(own: Mapping[str, Any], saved: Mapping[str, Any], parameter: Tenso
             value = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
         state[key] = value
     return state
-
-
-def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
-    groups = state.get("param_groups") if isinstance(state, Mapping) else None
-    entries = state.get("state") if isinstance(state, Mapping) else None
-    if (
-        not isinstance(groups, (list, tuple))
-        or not all(isinstance(g, Mapping) and isinstance(g.get("params"), (list, tuple)) for g in groups)
-        or not isinstance(entries, Mapping)
-        or not all(isinstance(entry, Mapping) for entry in entries.values())
-    ):
-        raise _damaged(source)
-    return list(groups), entries
-
-
-def _damaged(source: str) -> InputError:
-    return InputError(f"{source}: its optimizer state is damaged; use `pretrain={source}` to start from its weights")

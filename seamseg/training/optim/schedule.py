@@ -59,15 +59,7 @@ def _params(keys: Scheduler, *names: str) -> list[Any]:
 
 
 class LRSchedule(ABC):
-    """Learning rates of all parameter groups at a step, from their base rates.
-
-    Parameters
-    ----------
-    base_lrs : base rate of each parameter group
-    epochs : length of the training
-    epoch_length : steps an epoch
-    by_epoch : whether the rates depend on the epoch, in place of the step
-    """
+    """Learning rates of all parameter groups at a step, from their base rates; `by_epoch`: they depend on the epoch."""
 
     def __init__(self, base_lrs: Sequence[float], epochs: int, epoch_length: int, by_epoch: bool) -> None:
         self.base_lrs = list(base_lrs)
@@ -76,13 +68,7 @@ class LRSchedule(ABC):
 
     @abstractmethod
     def factor(self, step: int, epoch: int) -> float:
-        """Return the factor of the base rates.
-
-        Parameters
-        ----------
-        step : number of the step, 1 for the first of the training
-        epoch : epochs finished before this step, 0 for the first; used only with `by_epoch`
-        """
+        """Return the factor of the base rates at a step, from 1, with `by_epoch` of an epoch, from 0."""
 
     def get_lr(self, step: int, epoch: int) -> list[float]:
         """Return the learning rate of each parameter group; see :meth:`factor` for the arguments."""
@@ -91,23 +77,11 @@ class LRSchedule(ABC):
 
 
 class CurveSchedule(LRSchedule):
-    """The schedule of `[scheduler]`.
+    """The schedule of `[scheduler]`; InputError if its curve cannot be evaluated.
 
     The curve runs over `t`, the step (`update_mode` batch) or the epoch (epoch), out of `total`, the number of steps or
     epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the base rate instead,
     for all curves; burn-in is counted in steps in both modes.
-
-    Parameters
-    ----------
-    curve, keys : curve and values of the component that `[scheduler] type` chooses
-    options : `[scheduler]`
-    base_lrs : base rate of each parameter group
-    epoch_length : steps an epoch
-
-    Raises
-    ------
-    InputError
-        if the curve cannot be evaluated at its beginning, at its end or between
     """
 
     def __init__(
