@@ -225,10 +225,8 @@ def parse_classifier_config(content: Any, source: str = "config", overrides: Seq
     """
     if not isinstance(content, Mapping):
         raise InputError(f"{source}: not a config file: the content must be an object with sections")
-    texts = [_split_override(override) for override in overrides]
-    for names, _ in texts:
-        _require_key(names)
-    config: ClassifierConfig = _section(ClassifierConfig, _renamed(content), source, "", dict(texts), source=source)
+    texts = dict(map(_split_override, overrides))
+    config: ClassifierConfig = _section(ClassifierConfig, _renamed(content), source, "", texts, source=source)
     _check(config)
     return config
 
@@ -247,9 +245,7 @@ def _renamed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "network": new}
 
 
-def _section(
-    cls: type, content: Any, origin: str, name: str, texts: Mapping[tuple[str, ...], str], **values: Any
-) -> Any:
+def _section(cls: type, content: Any, origin: str, name: str, texts: Mapping[str, str], **values: Any) -> Any:
     """Build a section from JSON over its defaults, and texts of overrides over both."""
     if not isinstance(content, Mapping):
         raise InputError(f"{origin}: {name} must be an object with keys, not {_shown(content)}")
@@ -265,11 +261,10 @@ def _section(
         if spec.name not in known:
             continue
         hint, full = hints[spec.name], _joined(name, spec.name)
-        path = tuple(full.split("."))
         if is_dataclass(hint):
             values[spec.name] = _section(hint, content.get(spec.name, {}), origin, full, texts)  # type: ignore[arg-type]
-        elif path in texts:
-            text = texts[path]
+        elif full in texts:
+            text = texts[full]
             values[spec.name] = _parsed(text, hint, spec.metadata, f"`overrides={full}={text}`")
         elif spec.name in content:
             value = content[spec.name]
@@ -299,28 +294,19 @@ def _parsed(text: str, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
         raise InputError(f"{where}: expected a number or a list") from None
 
 
-def _split_override(override: str) -> tuple[tuple[str, ...], str]:
-    name, equals, value = override.partition("=")
-    names = tuple(name.strip().split("."))
-    if not equals or len(names) < 2:
+def _split_override(override: str) -> tuple[str, str]:
+    """Return key and value of `section.key=value`; InputError if it is none, or if there is no such key."""
+    name, equals, value = (word.strip() for word in override.partition("="))
+    section, dot, key = name.rpartition(".")
+    if not equals or not dot:
         example = "`overrides=optimizer.learning_rate=0.05`"
         raise InputError(f"`overrides={override}`: write section.key=value, for example {example}")
-    return names, value.strip()
-
-
-def _require_key(names: tuple[str, ...]) -> None:
-    """Raise InputError unless these names lead to a key."""
-    cls: Any = ClassifierConfig
-    for depth, name in enumerate(names):
-        hints = typing.get_type_hints(cls) if is_dataclass(cls) else {}
-        hints.pop("source", None)
-        if name not in hints:
-            unknown = ".".join(names[: depth + 1])
-            raise InputError(f"`overrides`: unknown key {unknown}{did_you_mean(name, hints)}")
-        cls = hints[name]
-    if is_dataclass(cls):
-        section = ".".join(names)
-        raise InputError(f"`overrides`: {section} is a section; write {section}.KEY=VALUE")
+    if any(known.startswith(f"{name}.") for known in KEYS):
+        raise InputError(f"`overrides`: {name} is a section; write {name}.KEY=VALUE")
+    if name not in KEYS:
+        others = [known.rpartition(".")[2] for known in KEYS if known.startswith(f"{section}.")]
+        raise InputError(f"`overrides`: unknown key {name}{did_you_mean(key, others)}")
+    return name, value
 
 
 def _check(config: ClassifierConfig) -> None:

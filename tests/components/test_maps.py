@@ -27,8 +27,10 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.models.heads.custom import resized
 from seamseg.predictions import RESERVED_NAMES, MapFormat
-from seamseg.training.logging.images import ImageSample, SampleRenderer
+from seamseg.training.logging.images import SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.validation.items import ValidationItem
+from seamseg.validation.validator import ValidationResult
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -216,9 +218,9 @@ def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
     rgb = np.array(Image.open(photo))
     (prediction,) = predictor.raw([rgb])
     renderer = SampleRenderer(predictor.metadata, load_config(micro_config))
-    sample = ImageSample("a", rgb, np.zeros((1, *SIZE), np.int64), [0], [0], prediction, None)
+    item = ValidationItem("a", rgb, torch.zeros((1, *SIZE), dtype=torch.int64), [0], [0])
     collector = renderer.collector()
-    collector.samples.append(sample)
+    collector(ValidationResult(item, prediction, None))
     images = dict(renderer.validation(predictor.network.net, collector))
     assert [tag for tag in images if "_map_" in tag] == [f"val/0_map_{name}" for name in NAMES]
     shown = images["val/0_map_edge"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,6 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detections
 from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
-from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.validation.validator import PanopticValidation, ValidationResult
@@ -48,41 +47,17 @@ class SampleImages(Protocol):
         yield from ()
 
 
-@dataclass(frozen=True)
-class ImageSample:
-    """A validation image to be drawn; `pixels` (uint8 RGB), `mask` and `result` are at network size.
-
-    Without a panoptic `result`, the detections of `prediction` are drawn.
-    """
-
-    id: str
-    pixels: np.ndarray
-    mask: np.ndarray
-    cat: list[int]
-    iscrowd: list[int]
-    prediction: ArrayPrediction
-    result: PanopticResult | None
-
-
 @dataclass
 class SampleCollector:
     """Observer of a validation that keeps its first images."""
 
     wanted: int = 4
-    samples: list[ImageSample] = field(default_factory=list)
+    samples: list[ValidationResult] = field(default_factory=list)
 
     def __call__(self, validated: ValidationResult) -> None:
         """Keep an image; see :data:`seamseg.validation.validator.Observer`."""
-        if len(self.samples) >= self.wanted:
-            return
-        item, prediction, small = validated.item, validated.prediction, None
-        if isinstance(validated, PanopticValidation):
-            result = validated.result
-            small = PanopticResult(resize_nearest(result.id_map, prediction.size), result.segments)
-        mask = resize_nearest(item.mask.numpy(), prediction.size)
-        self.samples.append(
-            ImageSample(item.id, item.pixels, mask, list(item.cat), list(item.iscrowd), prediction.on_cpu(), small)
-        )
+        if len(self.samples) < self.wanted:
+            self.samples.append(replace(validated, prediction=validated.prediction.on_cpu()))
 
 
 @dataclass(frozen=True)
@@ -113,7 +88,7 @@ class SampleRenderer:
         options, device = self.config.dataloader, next(net.parameters()).device
         normalise = Normalise(options.rgb_mean, options.rgb_std)
         for number, sample in enumerate(collector.samples):
-            image = normalise(torch.from_numpy(sample.pixels).permute(2, 0, 1)).to(device)
+            image = normalise(torch.from_numpy(sample.item.pixels).permute(2, 0, 1)).to(device)
             with torch.inference_mode():
                 proposals = net.proposals(PackedSequence([image]))
             first = None if proposals is None else proposals[0]
@@ -122,18 +97,20 @@ class SampleRenderer:
                 values = sample.prediction.maps[name]
                 yield f"val/{number}_map_{name}", _shrunk(draw_map(values, spec, sample.prediction.size))
 
-    def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:
+    def triptych(self, sample: ValidationResult, proposals: Tensor | None) -> np.ndarray:
         """Draw a validation image three times side by side: with the best proposals, ground truth, prediction."""
-        rgb = sample.pixels
+        item, rgb = sample.item, sample.item.pixels
         first = rgb if proposals is None else draw_boxes(rgb, proposals[:_PROPOSALS].cpu().numpy(), width=1)
-        truth = self._truth(sample.mask, sample.cat, sample.iscrowd, sample.id)
+        mask = resize_nearest(item.mask.numpy(), sample.prediction.size)
+        truth = self._truth(mask, list(item.cat), list(item.iscrowd), item.id)
         panels = [first, self._overlay(rgb, truth), self._predicted(rgb, sample)]
         return np.concatenate([_shrunk(p) for p in panels], axis=1)
 
-    def _predicted(self, rgb: np.ndarray, sample: ImageSample) -> np.ndarray:
-        if sample.result is not None:
-            return self._overlay(rgb, sample.result)
+    def _predicted(self, rgb: np.ndarray, sample: ValidationResult) -> np.ndarray:
         prediction, size = sample.prediction, sample.prediction.size
+        if isinstance(sample, PanopticValidation):
+            result = sample.result
+            return self._overlay(rgb, PanopticResult(resize_nearest(result.id_map, size), result.segments))
         if prediction.semantic is not None:
             return self._overlay(rgb, class_map_result(prediction.semantic))
         found = Detections.of(prediction, size, self.metadata, Thresholds.of(self.config))
