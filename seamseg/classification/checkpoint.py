@@ -74,9 +74,9 @@ def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str
 
 
 def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snapshot:
-    """Return the snapshot that a file of this project or of the original holds; that of the original counts no steps.
+    """Return the snapshot that a file of this project or of the original holds, without steps in the latter.
 
-    InputError if it is no checkpoint, or that of another architecture or another number of classes.
+    InputError if it is no checkpoint, or has another architecture or another number of classes.
     """
     weights = checkpoint_weights(content, name)
     if (arch := content.get("arch")) is not None and arch != config.network.arch:

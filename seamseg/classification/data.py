@@ -145,7 +145,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         return item, label, str(Path(path).relative_to(self.folder))
 
     def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:
-        """Raise InputError unless the classes are those of the network, and of another split."""
+        """Raise InputError unless the network and another split have these classes."""
         if others is not None and self.classes != list(others):
             differing = sorted(set(self.classes) ^ set(others))
             shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
@@ -174,7 +174,7 @@ def class_names(root: str | Path, split: str) -> list[str]:
 @contextmanager
 def _seeded(text: str) -> Iterator[None]:
     """Seed the global generators of Python and torch (of the CPU) inside a `with` block."""
-    # not torch.manual_seed, which also seeds those of the GPUs
+    # not torch.manual_seed, which also seeds the GPUs
     generator = torch.default_generator
     states = random.getstate(), generator.get_state()
     value = random.Random(text).getrandbits(63)
@@ -205,7 +205,7 @@ def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: Wo
 
 
 def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:
-    """Return the loader of the images of this process, which are those of no other process."""
+    """Return the loader of the images of this process, which no other process reads."""
     sampler = shard(len(dataset), world.size, world.rank)
     return BatchLoader(
         dataset,

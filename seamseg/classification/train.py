@@ -62,7 +62,7 @@ KEY_NAMES = {
     "dataloader.shortest_size": "input.crop_train",
     "dataloader.longest_max_size": "",
 }
-"""Names of the keys of the JSON that messages of the trainer mention, by those of an INI file."""
+"""Names of the keys of the JSON that messages of the trainer mention, by the names in an INI file."""
 
 
 def trainer_options(config: ClassifierConfig) -> TrainerOptions:

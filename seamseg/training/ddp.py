@@ -56,7 +56,7 @@ def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) ->
 
 
 class _Parallel(nn.Module):
-    """What DistributedDataParallel wraps: maps a batch to its losses, and no batch to the sum of all parameters.
+    """The module in DistributedDataParallel: maps a batch to its losses, and no batch to the sum of all parameters.
 
     With `fixed`, every step uses the same parameters, and `unused` are those that the first batch did not use.
     """

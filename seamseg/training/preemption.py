@@ -21,7 +21,7 @@ _HINT = b"\nstopping after this step or validation; Ctrl-C again ends at once, w
 
 
 STOP = 1
-"""Number of a request to end the training, below those of all signals."""
+"""Number of a request to end the training, below the numbers of signals."""
 
 
 class Preempted(CollectiveError):

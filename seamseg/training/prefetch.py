@@ -20,7 +20,7 @@ from seamseg.utils.output import echo
 
 
 class TrainingBatch(Protocol):
-    """What the trainer needs of a batch, such as :class:`seamseg.structures.Batch`."""
+    """A training batch, as the trainer needs it, such as :class:`seamseg.structures.Batch`."""
 
     @property
     def ids(self) -> list[str]:
@@ -120,7 +120,7 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
 
     These are colours, flip and normalisation of the images, and flip of masks and boxes. A batch without
     :attr:`Batch.deferred` is returned as it is, so that a second call has no effect. On the CPU the result is
-    bit-identical to that of the workers; on a GPU colour jitter may differ by rounding.
+    bit-identical to the transforms of the workers; on a GPU colour jitter may differ by rounding.
     """
     if batch.deferred is None:
         return batch

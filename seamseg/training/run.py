@@ -374,7 +374,7 @@ def _check_weights(options: TrainingOptions) -> None:
 def restart_changed_epoch(
     resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions, log: TextLog
 ) -> ResumePoint:
-    """Return a point whose position, if it has one, can be continued: drop that of images in another order."""
+    """Drop the position in an epoch whose images are in another order."""
     position = resumed.position
     if position is None or position.order == data_order(index_sampler(loader), options.seed):
         return resumed

@@ -1,4 +1,4 @@
-"""What a training needs of the kind of network that it trains, and the trainings of the kinds of `[general] kind`."""
+"""The parts of a training that depend on the kind of network, and the training of segmentation networks."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def segmentation(config: Config, source: str | Path = "config") -> Setup:
 
 
 def _changes(config: Config, text: str) -> list[str]:
-    """Return the changed keys; none if the configuration is that of another release."""
+    """Return the changed keys; none if another release wrote the configuration."""
     try:
         return differences(config_from_string(text, config.kind), config)
     except InputError:

@@ -66,7 +66,7 @@ class Stepper:
         self.net = unwrapped(module).get_submodule("net")
         self.optimizer = optimizer
         self.world = world
-        # the range of bf16 is that of float32, which needs no scaling
+        # bf16 has the range of float32 and needs no scaling
         self.scaler = torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None
         self.ema = WeightAverage(self.net, options.ema, options.key("optimizer.ema")) if options.ema > 0 else None
         self._statistics = _StatisticsBackup(self.net)
@@ -264,7 +264,7 @@ class ProcessAverage:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, losses: Losses) -> dict[str, Tensor]:
-        """Add the losses of a batch and return its contribution to those of the step, times the number of processes.
+        """Add the losses of a batch and return its contribution to the step, times the number of processes.
 
         Gradients of it are summed over the batches of a process, and averaged over the processes.
         """

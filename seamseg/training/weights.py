@@ -99,7 +99,7 @@ def _load(config: Config, net: Network, options: TrainingOptions, metadata: Meta
 
 
 def _load_body(config: Config, net: Network, metadata: Metadata, log: TextLog) -> None:
-    """Load `[body] weights`, or those of another network; warn if they need another normalisation of the images."""
+    """Load `[body] weights`, or what a custom network starts from; warn of another normalisation of the images."""
     if not config.parts_of_kind.uses("body", "weights"):
         if line := net.initialise(metadata.categories):
             log.info(line)

@@ -18,7 +18,7 @@ from seamseg.utils.errors import InputError
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """Maps the classes of a model to those of a data set; the data set decides which are things.
+    """Maps the classes of a model to the classes of a data set; the data set decides which are things.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class ClassMapping:
         return mapped
 
     def mapped_classes(self, only_things: bool = False) -> MappedClasses:
-        """Return what is stated with the scores; `only_things`: of things of the data set by those of the model."""
+        """Return the table that is stated with the scores; with `only_things`, of things only."""
         infos = class_infos(self.classes)
         sources: dict[int, list[str]] = {c: [] for c, info in enumerate(infos) if info.isthing or not only_things}
         void = []

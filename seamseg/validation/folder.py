@@ -83,7 +83,7 @@ class EvaluationWriter:
         pred_entry = self.prediction.add(item.id, validated.result, image_file)
         names = gt_entry["file_name"], pred_entry["file_name"]
         record = image_record(validated.comparison, validated.counts.scores(), ids.shape, item.id, image_file, *names)
-        # the writers assign new ids, whose colours are those of the classes
+        # the writers assign new ids, with the colours of the classes
         gt_id = {s.id: entry["id"] for s, entry in zip(truth, gt_entry["segments_info"])}
         pred_id = {s.id: entry["id"] for s, entry in zip(validated.comparison.pred, pred_entry["segments_info"])}
         self.records.append(
@@ -96,7 +96,7 @@ class EvaluationWriter:
         )
 
     def _write_maps(self, validated: PanopticValidation, name: str) -> dict[str, str]:
-        """Write the maps of custom heads as images, named as that of the prediction."""
+        """Write the maps of custom heads as images, named as the prediction."""
         written = {}
         for key, spec in self.maps.items():
             written[key] = f"{key}/{name}"

@@ -79,7 +79,7 @@ class CustomMetrics:
                 metric.add(*(deepcopy((item, prediction)) if len(self._metrics) > 1 else (item, prediction)))
 
     def added_to(self, scores: Scores) -> Scores:
-        """Return scores with those of the metrics over the images of all processes; a collective call.
+        """Add the scores of the metrics over the images of all processes; a collective call.
 
         SeamsegError if a metric fails, or two have a score of one name.
         """

@@ -202,7 +202,7 @@ class Validator:
 
         Returns
         -------
-        Scores, those of the kind of network, with the number of scored images
+        Scores of the kind of network, with the number of scored images
 
         Raises
         ------
@@ -256,7 +256,7 @@ class Validator:
 
     @property
     def map_only(self) -> bool:
-        """Whether the scores are those of panoptic maps, see :attr:`Predictor.map_only`: no AP, no custom metrics."""
+        """Whether only panoptic maps are scored, see :attr:`Predictor.map_only`: no AP, no custom metrics."""
         panoptic = SCORERS[self.config.kind] is PanopticScorer
         return panoptic and not self.config.general.eval_coco and not any(self.config.components("metric"))
 
@@ -317,7 +317,7 @@ class Validator:
 class PanopticScorer:
     """PQ and both mIoUs of the fused maps; with `general.eval_coco` also AP of the detections before fusion.
 
-    At native size; those of the original at the size of the network. The counts are integers.
+    At native size; with `legacy` at the size of the network, as in the original. The counts are integers.
     """
 
     gathered = False

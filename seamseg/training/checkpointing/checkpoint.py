@@ -152,7 +152,7 @@ class ResumePoint:
     source : the snapshot
     progress : finished epochs and steps
     position : position in the unfinished epoch, the one after `progress.epoch`; None if that begins
-    is_best : the snapshot is that of the best epoch so far
+    is_best : it is the snapshot of the best epoch so far
     rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original
     stepper_state : state for :meth:`Stepper.load_state_dict`, of the main process
     config : INI text it was trained with
@@ -187,7 +187,7 @@ def make_snapshot(
 ) -> Snapshot:
     """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
 
-    `rank_states` are those of all processes, and `position` is None between two epochs.
+    `rank_states` are the states of all processes, and `position` is None between two epochs.
     """
     content: dict[str, Any] = {
         part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()

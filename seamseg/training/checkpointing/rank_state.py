@@ -61,8 +61,8 @@ def gather_rank_states(
 ) -> list[dict[str, Any]]:
     """Gather random numbers, buffers and averages of every process, by rank; a collective call.
 
-    Buffers that equal those of the main process, which the snapshot holds anyway, are omitted: they are made equal once
-    an epoch only. `averaged` are the moving averages of the network by part, `losses` the averages of the losses.
+    Buffers equal to the buffers of the main process, which the snapshot holds anyway, are omitted: they are made equal
+    once an epoch only. `averaged` are the moving averages of the network by part, `losses` the averages of the losses.
     """
     buffers = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, _states(net))}
     means = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, averaged)}
@@ -77,14 +77,14 @@ def gather_rank_states(
 
 
 def load_rank_buffers(state: Mapping[str, Any], net: nn.Module) -> None:
-    """Restore the running statistics of this process in a network that holds those of the main process."""
+    """Restore the running statistics of this process in a network with the statistics of the main process."""
     tensors = {f"{part}.{key}": value for part, key, value in _buffers(net, _states(net))}
     for name, value in state["buffers"].items():
         tensors[name].copy_(value)
 
 
 def with_rank_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the moving averages of buffers in a snapshot, those of the main process, by those of another process."""
+    """Replace the moving averages of buffers of the main process, which a snapshot has, by those of another process."""
     own = state["ema"]
     parts = {part: averaged[part] for part in NETWORK_MODULES if part in averaged}
     mixed = {part: {k: own.get(f"{part}.{k}", v) for k, v in tensors.items()} for part, tensors in parts.items()}

@@ -71,7 +71,7 @@ class WeightAverage:
     def state_dict(self) -> dict[str, Any]:
         """Return the average by part, under the keys of the network's state, and the number of updates.
 
-        The tensors are those of the average, on its device: copy them before the next step.
+        The tensors are not copied: copy them before the next step.
         """
         return {**self._by_part(), _COUNT: self._updates}
 

@@ -215,8 +215,8 @@ def load_optimizer_state(
 ) -> None:
     """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
-    Learning rates, decay and momentum are those of the configuration, so that they can be changed between two runs. A
-    parameter without saved state keeps that of the optimizer, for example zeros. Tensors get the device and memory
+    Learning rates, decay and momentum come from the configuration, so that they can be changed between two runs. A
+    parameter without saved state keeps its own, for example zeros. Tensors get the device and memory
     format of the parameters.
 
     Parameters
