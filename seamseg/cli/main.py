@@ -11,15 +11,15 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from seamseg.utils import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line, printable
 from seamseg.utils.launcher import is_main_process, process_count
-from seamseg.utils.output import echo
+from seamseg.utils.output import echo, show_flags
 from seamseg.utils.signals import end_at_interrupt, graceful_termination
 from seamseg.version import __version__
 
@@ -96,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not (isinstance(error, SeamsegError) and error.reported):
                 _print_error(f"{_name(argv)}: {_one_line(error)}")
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
+        finally:
+            show_flags({})
 
 
 def _open_streams() -> None:
@@ -163,58 +165,41 @@ def _run(argv: Sequence[str]) -> int:
 
     budget()  # once, rather than for each image
     set_quiet(args.quiet)
+    show_flags(_flags_of(parser, args))
+    _log_printable()
     try:
-        with _flags_in_messages(parser, args):
-            return int(command_module(args.command).run(args) or 0)
+        return int(command_module(args.command).run(args) or 0)
     finally:
         set_quiet(False)
 
 
-@contextmanager
-def _flags_in_messages(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[None]:
-    """Show flags in place of parameters in the errors, warnings and log of a `with` block."""
-    import logging  # not for --help
-
-    show_warning, make_record = warnings.showwarning, logging.getLogRecordFactory()
-
-    def record(*values: Any, **more: Any) -> logging.LogRecord:
-        made = make_record(*values, **more)
-        text = made.getMessage()
-        # loggers of other libraries, too, name tensors and files
-        made.msg, made.args = printable(_show_flags(text, parser, args) if made.name == "seamseg" else text), ()
-        return made
-
-    warnings.showwarning = lambda text, *rest: show_warning(_show_flags(str(text), parser, args), *rest)
-    logging.setLogRecordFactory(record)
-    try:
-        yield
-    except (SeamsegError, KeyboardInterrupt) as error:
-        error.args = tuple(_show_flags(str(arg), parser, args) for arg in error.args)
-        raise
-    finally:
-        logging.setLogRecordFactory(make_record)
-
-
-def _show_flags(message: str, parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
-    """Replace the parameters of a message, such as `device=cpu`, by the flags of the chosen sub-command."""
-    actions: dict[str, argparse.Action] = {}
+def _flags_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, tuple[str, bool]]:
+    """Return the flags of the chosen command by parameter, each with whether it takes a value."""
+    found: dict[str, argparse.Action] = {}
     flags: dict[str, argparse.Action] = {}
     inner: argparse.ArgumentParser | None = parser
     while inner is not None:
         # --components is an override, too: the first flag of a destination has its name
-        actions |= {action.dest: action for action in reversed(inner._actions) if action.option_strings}
+        found |= {action.dest: action for action in reversed(inner._actions) if action.option_strings}
         flags |= {action.option_strings[0]: action for action in inner._actions if action.option_strings}
         chosen = next((a for a in inner._actions if isinstance(a, argparse._SubParsersAction)), None)
         inner = None if chosen is None else chosen.choices.get(getattr(args, chosen.dest))
-    actions |= {name: flags[flag] for name, flag in PARAMETER_FLAGS.items() if flag in flags}
+    found |= {name: flags[flag] for name, flag in PARAMETER_FLAGS.items() if flag in flags}
+    return {name: (action.option_strings[0], action.nargs != 0) for name, action in found.items()}
 
-    def shown(found: re.Match[str]) -> str:
-        action = actions.get(found[1])
-        if action is None:
-            return found[0]
-        return action.option_strings[0] + (f" {found[2]}" if found[2] and action.nargs != 0 else "")
 
-    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, message)
+def _log_printable() -> None:
+    """Have loggers of other libraries, too, write printable text: they name tensors and files."""
+    import logging  # not for --help
+
+    make_record = logging.LogRecord
+
+    def record(*values: Any, **more: Any) -> logging.LogRecord:
+        made = make_record(*values, **more)
+        made.msg, made.args = printable(made.getMessage()), ()
+        return made
+
+    logging.setLogRecordFactory(record)
 
 
 class Parser(argparse.ArgumentParser):
@@ -348,7 +333,8 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    echo(f"seamseg: warning: {one_line(message)}", file=sys.stderr)
+    # warnings of the package name it: in Python one sees no command
+    echo(f"seamseg: warning: {one_line(message).removeprefix('seamseg: ')}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the package prints and warns, with control characters as escapes; and what other libraries log.
+"""Print, warn and log with control characters as escapes, and flags of a command in place of parameters.
 
 Names of classes, files, tensors and nodes come from files of strangers. Nothing else in the package prints or warns,
 which `tests/utils/test_output.py` checks.
@@ -6,8 +6,10 @@ which `tests/utils/test_output.py` checks.
 
 from __future__ import annotations
 
+import re
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -17,9 +19,34 @@ if TYPE_CHECKING:
     import logging  # when needed: `--help` does without it
 
 
+_flags: Mapping[str, tuple[str, bool]] = {}
+
+
+def show_flags(flags: Mapping[str, tuple[str, bool]]) -> None:
+    """Set the flag of each parameter, and whether a value follows, for the messages of this process."""
+    global _flags
+    _flags = flags
+
+
+def _with_flags(text: str) -> str:
+    """Replace the parameters of a message, such as `device=cpu`, by their flags."""
+
+    def shown(found: re.Match[str]) -> str:
+        if found[1] not in _flags:
+            return found[0]
+        flag, takes_value = _flags[found[1]]
+        return f"{flag} {found[2]}" if found[2] and takes_value else flag
+
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, text) if _flags else text
+
+
 def echo(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print like `print`, :func:`seamseg.utils.errors.printable`; a text may have several lines."""
-    print(printable(sep.join(map(str, values))), file=file, flush=flush)
+    """Print like `print`, :func:`seamseg.utils.errors.printable`; a text may have several lines.
+
+    On stderr a command shows its flags.
+    """
+    text = sep.join(map(str, values))
+    print(printable(_with_flags(text) if file is sys.stderr else text), file=file, flush=flush)
 
 
 def warn(message: str, stacklevel: int = 1) -> None:
@@ -33,7 +60,7 @@ def make_printable(handler: logging.Handler, form: str | None = None, dates: str
 
     class Printable(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return printable(super().format(record))
+            return printable(_with_flags(super().format(record)))
 
     handler.setFormatter(Printable(form, dates))
     return handler
