@@ -83,9 +83,7 @@ def open_model(
         if something is missing or inconsistent
     """
     _refuse_parts(Path(path))
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _read(path)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -115,9 +113,7 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     InputError
         if it is missing or broken, or its classes are not known
     """
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _read(path)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -128,16 +124,19 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
-def _find(path: str | Path) -> _Parts:
-    """Find the parts of a model; read all but the weights."""
+def _read(path: str | Path) -> tuple[_Parts, Snapshot]:
+    """Find the parts of a model, and read its weights."""
     path = local_model(path)
     if path.is_dir():
-        return _beside(snapshot_in(path))
-    if path.suffix == WEIGHTS_ENDING:
-        return _beside(path)
-    if _is_published(path):
-        return _from_zip(path)
-    return _Parts(path, str(path), None, None, str(path))
+        found = _beside(snapshot_in(path))
+    elif path.suffix == WEIGHTS_ENDING:
+        found = _beside(path)
+    elif _is_published(path):
+        found = _from_zip(path)
+    else:
+        found = _Parts(path, str(path), None, None, str(path))
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    return _with_published_classes(found, snapshot), snapshot
 
 
 VISTAS_EXPERIMENT = "vistas_wrn38"

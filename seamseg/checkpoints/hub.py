@@ -162,7 +162,7 @@ def quiet_hub(uri: str) -> Iterator[Any]:
     except SeamsegError:
         raise
     except Exception as error:  # httpx or httpx2, the file system and the parsers have their own errors
-        raise _problem(uri, error, hub.errors) from error
+        raise _problem(uri, error, hub.errors) from None
     finally:
         hub.utils.logging.set_verbosity(verbosity)
         if silence:

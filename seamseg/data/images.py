@@ -63,8 +63,10 @@ _unlimited, _limit_before = 0, Image.MAX_IMAGE_PIXELS
 T = TypeVar("T")
 
 
-def image_files(folder: Path, leave_out: Callable[[Path], bool] = lambda folder: False) -> list[Path]:
-    """Return the images of a folder and its sub-folders, by the endings of :data:`PHOTO_ENDINGS`, sorted.
+def image_files(
+    folder: Path, leave_out: Callable[[Path], bool] = lambda folder: False, endings: tuple[str, ...] = PHOTO_ENDINGS
+) -> list[Path]:
+    """Return the images of a folder and its sub-folders, by the endings of their names, sorted.
 
     Hidden files and folders are ignored. A folder that links lead to again is read once. A sub-folder that cannot be
     listed is among the images, so that it is reported when its turn comes.
@@ -73,6 +75,7 @@ def image_files(folder: Path, leave_out: Callable[[Path], bool] = lambda folder:
     ----------
     folder : folder that is searched
     leave_out : returns whether a folder is ignored
+    endings : endings in lower case
 
     Raises
     ------
@@ -94,7 +97,7 @@ def image_files(folder: Path, leave_out: Callable[[Path], bool] = lambda folder:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        found += [here / name for name in files if name.lower().endswith(PHOTO_ENDINGS) and not is_hidden(name)]
+        found += [here / name for name in files if name.lower().endswith(endings) and not is_hidden(name)]
     return sorted(found)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from seamseg.data.images import PHOTO_ENDINGS, image_files
 from seamseg.predicting.source import Source
-from seamseg.predicting.video import Video, is_video, require_decoder
-from seamseg.utils.errors import InputError, harmless
+from seamseg.predicting.video import VIDEO_ENDINGS, Video, is_video, require_decoder
+from seamseg.utils.errors import InputError, counted, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.limits import PATH_CHARACTERS, PHOTO_NAME_BYTES
@@ -102,7 +102,11 @@ def _of_folder(text: str, out: Path | None) -> Found:
     folder = Path(text)
     if out is not None and folder.resolve() == out.resolve():
         raise InputError(f"{out}: images and outputs in one folder would mix; choose another output folder")
-    found = image_files(folder, _left_out(folder, out))
+    files = image_files(folder, _left_out(folder, out), (*PHOTO_ENDINGS, *VIDEO_ENDINGS))
+    found = [path for path in files if not is_video(path.name)]
+    if found and len(found) < len(files) and is_main_process():
+        videos = counted(len(files) - len(found), "video")
+        echo(f"{text}: {videos} skipped; use a glob for videos, such as '*.mp4'", file=sys.stderr)
     if not found:
         raise InputError(
             f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos use a "

@@ -8,20 +8,16 @@ NCCL; with SEAMSEG_CUDA_BACKEND=gloo also through gloo, which is slower, but let
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import re
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seamseg.utils.errors import InputError, SeamsegError, cause
-from seamseg.utils.signals import end_with_parent
+from seamseg.utils.errors import InputError, SeamsegError
 
 if TYPE_CHECKING:
     import torch
@@ -244,96 +240,58 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     what the function returns in this process
     """
     import torch
+    from torch.multiprocessing import start_processes
 
     if count == 1:
         return function(argument)
-    groups = local_group(count)
-    before = {name: os.environ.get(name) for name in groups[0]}
-    all_threads = torch.get_num_threads()
+    groups, before, all_threads = local_group(count), dict(os.environ), torch.get_num_threads()
     threads = max(all_threads // count, 1)
-    context = multiprocessing.get_context("spawn")
-    others: list[_Other] = []
+    os.environ.update(groups[0])
+    arguments = (groups, threads, function, argument)
+    others = start_processes(_member, arguments, count - 1, join=False, daemon=True, start_method="spawn")
     try:
-        for rank in range(1, count):
-            messages, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_member, args=(rank, threads, function, argument, sender))
-            os.environ.update(groups[rank])  # before its modules are imported
-            process.start()
-            sender.close()
-            others.append(_Other(rank, process, messages))
-        for other in others:
-            other.wait_for_start()
-        os.environ.update(groups[0])
         torch.set_num_threads(threads)
         return function(argument)
     except BaseException as error:
-        reasons = [other.reason() for other in others] if isinstance(error, LostConnection) else []
-        for other in others:
-            other.end()
-        for reason, details in filter(None, reasons):
-            raise SeamsegError(reason) from (RuntimeError(details) if details else error)
+        if isinstance(error, LostConnection):
+            _raise_first(others)
+        for process in others.processes:
+            # also one that is stopped or handles SIGTERM
+            process.terminate()
+            process.join(_LAST_WORDS_SECONDS)
+            process.kill()
         raise
     finally:
         torch.set_num_threads(all_threads)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        for other in others:
-            other.process.join()
+        os.environ.clear()
+        os.environ.update(before)
+        for process in others.processes:
+            process.join()
 
 
-@dataclass(frozen=True)
-class _Other:
-    """A process that :func:`run_in_processes` has started; it sends None when it starts, then its error."""
-
-    rank: int
-    process: Any
-    messages: Any
-
-    def wait_for_start(self) -> None:
-        """Wait until it runs: to join a group of which one has died takes minutes, in C++."""
-        try:
-            self.messages.recv()
-        except EOFError:
-            self.process.join()
-            raise SeamsegError(f"process {self.rank} ended at its start (exit code {self.process.exitcode})") from None
-
-    def end(self) -> None:
-        """End it, even one that is stopped or handles SIGTERM."""
-        self.process.terminate()
-        self.process.join(_LAST_WORDS_SECONDS)
-        self.process.kill()
-
-    def reason(self) -> tuple[str, str] | None:
-        """Return why it has ended, and the traceback of an unexpected error, if it has ended and that is known."""
-        self.process.join(_LAST_WORDS_SECONDS)
-        with suppress(EOFError):
-            if self.messages.poll():
-                return self.messages.recv()
-        signal = -(self.process.exitcode or 0)
-        return (f"process {self.rank} was ended by signal {signal}", "") if signal > 0 else None
-
-
-def _member(rank: int, threads: int, function: Callable[[T], R], argument: T, messages: Any) -> None:
-    """Call a function in a process that :func:`run_in_processes` has started; send its error through the pipe."""
-    end_with_parent()
+def _member(
+    number: int, groups: list[dict[str, str]], threads: int, function: Callable[[T], object], argument: T
+) -> None:
+    """Call a function in a process that :func:`run_in_processes` has started."""
     import torch
 
+    os.environ.update(groups[number + 1])
     torch.set_num_threads(threads)
+    function(argument)
+
+
+def _raise_first(others: Any) -> None:
+    """Raise the error of the first process that has failed, if any does so soon."""
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
     try:
-        messages.send(None)
-        function(argument)
-    except Exception as error:
-        if not isinstance(error, (CollectiveError, LostConnection)):
-            expected = isinstance(error, SeamsegError)
-            text = str(error) if expected else cause(error)
-            with suppress(OSError):
-                messages.send((f"process {rank}: {text}", "" if expected else traceback.format_exc()))
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(1)
+        others.join(_LAST_WORDS_SECONDS)
+    except ProcessRaisedException as error:
+        # the last line of its traceback; errors of ours without their type
+        reason = re.sub(r"^seamseg[\w.]*: ", "", str(error).strip().splitlines()[-1])
+        raise SeamsegError(f"process {error.error_index + 1}: {reason}") from error
+    except ProcessExitedException as error:
+        raise SeamsegError(f"process {error.error_index + 1} was ended by signal {-error.exit_code}") from error
 
 
 def _dist() -> Any:

@@ -149,3 +149,11 @@ def test_a_folder_that_cannot_be_listed(tree, monkeypatch):
     closed = tree.name
     with pytest.raises(InputError, match="this folder cannot be listed: Permission denied"):
         find_sources(tree)
+
+
+def test_videos_of_a_folder_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.jpg", "b.mp4", "sub/c.MKV"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert [source.name for source in find_sources(tmp_path)] == ["a"]
+    assert capsys.readouterr().err == f"{tmp_path}: 2 videos skipped; use a glob for videos, such as '*.mp4'\n"

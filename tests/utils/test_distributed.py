@@ -148,11 +148,6 @@ def test_processes_of_this_machine_form_a_group(monkeypatch):
     assert dict(os.environ) == environment
 
 
-class _EndsProcess:
-    def __reduce__(self):
-        return os._exit, (7,)
-
-
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -160,7 +155,6 @@ class _EndsProcess:
         (1, "process 1: broken 1"),
         ("killed", "process 1 was ended by signal 9"),
         ("stopped", "stopped"),
-        (_EndsProcess(), r"process 1 ended at its start \(exit code 7\)"),
     ],
 )
 def test_a_process_that_fails_ends_all(broken, message, capfd):
