@@ -51,7 +51,7 @@ def conversion_options(args: argparse.Namespace, force: bool) -> ConversionOptio
 def run(args: argparse.Namespace) -> int:
     """Convert the model and print a summary."""
     require_packages("safetensors")
-    check_model(args.model, args.config, args.meta)
+    check_model(args.model)
     from seamseg.deploy.model_folder import convert_model
     from seamseg.utils.limits import format_bytes
 

@@ -132,7 +132,7 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
         from seamseg.data.folder import find_metadata
 
         find_metadata(args.data)
-    check_model(args.model, args.config, args.meta, args.overrides, args.device)
+    check_model(args.model, args.device)
     options = options_of(args, EvaluationOptions)
     if args.ap:
         options = replace(options, overrides=(*args.overrides, "general.eval_coco=yes"))

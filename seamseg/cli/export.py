@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         from seamseg.data.folder import find_metadata
 
         find_metadata(args.data)
-    check_model(args.model, args.config, args.meta)
+    check_model(args.model)
     if args.out.endswith(".onnx"):
         require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
     from seamseg.deploy.export import export_model, format_rows

@@ -6,10 +6,9 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar
 
-from seamseg.utils.errors import InputError, require_packages
+from seamseg.utils.errors import require_packages
 from seamseg.utils.options import flags_of
 
 Options = TypeVar("Options")
@@ -121,25 +120,17 @@ def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Opt
     return options(**{name: value for name, value in vars(args).items() if name in declared})
 
 
-def check_model(
-    model: str,
-    config: str | None = None,
-    meta: str | None = None,
-    overrides: Sequence[str] = (),
-    device: str | None = None,
-) -> None:
-    """Raise InputError for what is missing or misspelt, before the libraries are loaded, which takes seconds.
+def check_model(model: str, device: str = "auto") -> None:
+    """Raise InputError for a missing model or package, before the libraries are loaded, which takes seconds.
 
     Parameters
     ----------
-    model, config, meta, overrides, device : arguments as given; a model of the hub is not downloaded
+    model, device : arguments as given; a model of the hub is not downloaded
     """
     from seamseg.checkpoints.foreign import is_foreign, is_torchvision
     from seamseg.checkpoints.hub import is_hub_uri
     from seamseg.checkpoints.model_path import PACKAGE_ENDING, is_exported, local_model, snapshot_in
     from seamseg.checkpoints.names import WEIGHTS_ENDING
-    from seamseg.config.loader import check_overrides
-    from seamseg.utils.files import nearest_path
 
     if is_hub_uri(model):
         require_packages("huggingface_hub", what=model)
@@ -151,27 +142,4 @@ def check_model(
         if path.suffix == WEIGHTS_ENDING:
             require_packages("safetensors", what=model)
         elif is_exported(path) and path.suffix != PACKAGE_ENDING:
-            engine = "openvino" if (device or "").startswith("openvino") else "onnxruntime"
-            require_packages(engine, what=model)
-    # that of a classifier is JSON
-    if config is not None and not config.endswith(".json"):
-        _check_config(config, overrides)
-    else:
-        check_overrides(overrides)
-    if meta is not None and not Path(meta).exists():
-        raise InputError(f"`meta={meta}`: no such file{nearest_path(meta)}")
-
-
-def _check_config(config: str, overrides: Sequence[str]) -> None:
-    from seamseg.config.kinds import KINDS
-    from seamseg.config.loader import load_config
-
-    problems = []
-    # one that names no kind is for the kind of the model, which is not known yet
-    for kind in KINDS:
-        try:
-            load_config(config, kind, overrides)
-            return
-        except InputError as problem:
-            problems.append(problem)
-    raise problems[0]
+            require_packages("openvino" if device.startswith("openvino") else "onnxruntime", what=model)

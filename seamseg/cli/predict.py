@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some images failed."""
     options = options_of(args, PredictOptions)
     # before the libraries are loaded, which takes seconds
-    check_model(args.model, args.config, args.meta, args.overrides, args.device)
+    check_model(args.model, args.device)
     from seamseg.predicting.job import predict_files
 
     def report(predictor: Predictor[Any], summary: RunSummary) -> None:

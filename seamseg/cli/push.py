@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Upload the model, and print where it is."""
     require_packages("huggingface_hub", "safetensors")
-    check_model(args.model, args.config, args.meta)
+    check_model(args.model)
     from seamseg.deploy.model_card import CardOptions, push_model
 
     card = CardOptions(args.scores, args.datasets)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve; return 0 after a signal, or 1 if requests in progress were cut off."""
     # starlette needs python_multipart for the first form only
     require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
-    check_model(args.model, args.config, args.meta, args.overrides, args.device)
+    check_model(args.model, args.device)
     from seamseg.serving.server import serve_model
 
     end = serve_model(options_of(args, ServeOptions), args.debug)
