@@ -111,14 +111,9 @@ class OutputFolder:
         empty = [name for name, path in zip(names, paths) if path.is_file() and path.stat().st_size == 0]
         return {"outputs": names, "empty": empty} if empty else {"outputs": names}
 
-    def finish(self, lines: Sequence[int]) -> None:
-        """Merge the manifests and write the summary files of formats; called by the main process after all are closed.
-
-        Parameters
-        ----------
-        lines : number of lines that each process has written
-        """
-        self.manifest.merge({self.manifest.rank_path(rank): count for rank, count in enumerate(lines)})
+    def finish(self) -> None:
+        """Merge the manifests, and write the files about all images; called by the main process after the last image."""
+        self.manifest.merge()
         for position, writer in enumerate(self.writers):
             try:
                 with errors_of(writer):

@@ -165,7 +165,7 @@ def predict_all(
         line = (good, len(loop.lines.names) - good, loop.found, len(loop.several_frames), redone)
         lines = gather_objects(world, line, group)
         if world.is_main:
-            folder.finish([good + bad for good, bad, *_ in lines])
+            folder.finish()
     done, failed, found, several_frames, redone = map(sum, zip(*lines))
     return RunSummary(done, failed, len(earlier) - redone, done > 0 and not found, several_frames)
 

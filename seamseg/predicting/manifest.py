@@ -177,34 +177,15 @@ class ManifestFolder:
         complete = (line for line in self.lines() if line["status"] == "ok" and self._is_complete(line))
         return {line["name"]: Done(line["relative"], line["stamp"]) for line in complete}
 
-    def merge(self, written: Mapping[Path, int] | None = None) -> None:
-        """Merge the files of all processes, in the order of the names; the last line of an image counts.
-
-        Parameters
-        ----------
-        written : number of lines that the processes have written to each file
-
-        Raises
-        ------
-        SeamsegError
-            if lines are missing, because machines do not share the storage
-        """
+    def merge(self) -> None:
+        """Merge the files of all processes, in the order of the names; the last line of an image counts."""
         paths = self._found()
         places: dict[str, tuple[int, int]] = {}
         with ExitStack() as stack:
-            files = []
+            files = [stack.enter_context(open_file(path)) for path in paths]
             for number, path in enumerate(paths):
-                files.append(stack.enter_context(open_file(path)))
-                count = 0
-                for offset, line in _read(path, files[-1]):
-                    count += 1
+                for offset, line in _read(path, files[number]):
                     places[line["name"]] = number, offset
-                expected = 0 if written is None else written.get(path, 0)
-                if count < expected:
-                    raise SeamsegError(f"{path}: has {count} lines of {expected}; is it on shared storage?")
-            missing = next((path for path, count in (written or {}).items() if count and path not in paths), None)
-            if missing is not None:
-                raise SeamsegError(f"{missing}: not found; all machines must share the storage of {self.out}")
             with replacing(self.path) as temporary, open(temporary, "wb") as merged:
                 merged.write((json.dumps(self.head, allow_nan=False) + "\n").encode())
                 for name in sorted(places):

@@ -26,8 +26,7 @@ from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.panoptic_map import VOID
-from seamseg.predicting.writers.images import OverlayWriter
-from seamseg.predicting.writers.semantic import LabelsWriter
+from seamseg.predicting.writers.images import LabelsWriter, OverlayWriter
 from seamseg.predictions import ArrayPrediction
 from seamseg.report.images import encode_index_map, encode_photo, reduced_shape
 from seamseg.visualize.maps import draw_map, encode_map

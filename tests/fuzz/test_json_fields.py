@@ -109,7 +109,7 @@ def manifest(root: Path) -> dict[str, tuple[Any, Read]]:
         (out / "predictions.jsonl").write_bytes(first + b"\n" + second + b"\n")
         folder = OutputFolder(out, writers, head)
         folder.begin([source], restart=False)
-        folder.finish([0])
+        folder.finish()
 
     return {
         "line": (line, lambda data: go_on(as_json(head), data)),

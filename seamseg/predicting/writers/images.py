@@ -1,4 +1,4 @@
-"""Formats that are images to look at: the overlay, and the anonymised image."""
+"""Formats with an image for each input: overlays, class maps of semantic networks, and the anonymised image."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.results.base import ImageResult
+from seamseg.inference.results.detections import Detections
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Records
@@ -26,6 +28,8 @@ from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
+from seamseg.visualize import padded_palette
+from seamseg.visualize.detections import draw_legacy
 from seamseg.visualize.palette import draw_legend
 
 R = TypeVar("R", bound=ImageResult, contravariant=True)
@@ -111,6 +115,62 @@ class OverlayWriter(ImageFormat[ImageResult]):
             classes = self.metadata
             with replacing(path) as temporary:
                 draw_legend(classes.categories, classes.palette, classes.num_stuff, 720).save(temporary, "PNG")
+
+
+@register("format", "overlay-legacy")
+class LegacyOverlayWriter(ImageFormat[Detections]):
+    """The image as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
+
+    kinds = ("instance_seg", "detection")
+
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Image.Image:
+        """See :class:`ImageFormat`."""
+        assert rgb is not None
+        return Image.fromarray(draw_legacy(rgb, list(result), result.size, self.metadata.palette))
+
+
+@register("format", "labels")
+class LabelsWriter(ImageFormat[SemanticMap]):
+    """The class of each pixel as an image with a palette: indices with the colours of the classes, black from there."""
+
+    kinds = ("semantic",)
+    needs_photo = False
+    ending = ".png"
+
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
+        """See :class:`ImageFormat`."""
+        image = Image.fromarray(result.classes)
+        # red, green, blue of the first colour, then of the next
+        image.putpalette(padded_palette(self.metadata.palette).tobytes(), "RGB")
+        return image
+
+
+@register("format", "ids")
+class IdsWriter(ImageFormat[SemanticMap]):
+    """The class of each pixel as a greyscale image, `<name>.png`, like that of `labels`."""
+
+    kinds = ("semantic",)
+    needs_photo = False
+    ending = ".png"
+
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
+        """See :class:`ImageFormat`."""
+        return Image.fromarray(result.classes)
+
+
+@register("format", "probabilities")
+class ProbabilitiesWriter(ImageFormat[SemanticMap]):
+    """The probability of the class of each pixel as a greyscale image: 255 times the probability, rounded down."""
+
+    kinds = ("semantic",)
+    needs_photo = False
+    ending = "_prob.png"
+    probabilities = True
+
+    def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
+        """See :class:`ImageFormat`."""
+        assert result.probability is not None
+        return Image.fromarray(result.probability)
 
 
 class AnonymizeWriter(ImageFormat[ImageResult]):

@@ -1,7 +1,8 @@
-"""Formats of panoptic maps for evaluation and further processing: COCO panoptic, Cityscapes, Mapillary Vistas."""
+"""Formats for evaluation and further processing: COCO panoptic, COCO results, Cityscapes, Mapillary Vistas."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.fusion import paste_detections
+from seamseg.inference.options import Thresholds
+from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.files import refuse_links, write_atomically
+from seamseg.utils.files import refuse_links, replacing, write_atomically
 
 COCO_JSON = "panoptic.json"
+RESULTS_JSON = "coco_results.json"
 MASKS = "masks"
 
 
@@ -155,6 +159,42 @@ class VistasWriter(PanopticWriter):
         write_grey_png(self.out / "instances" / f"{name}.png", instances)
         write_detections(self.out / "instances", name, prediction, result.size, labels[self._num_stuff :])
         return record
+
+
+@register("format", "coco-results")
+class CocoResultsWriter(OutputFormat[Detections]):
+    """All detections in COCO's format of results: `coco_results.json`, a list that `COCO.loadRes` reads.
+
+    `image_id` is the name of the image without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
+    folder; see :meth:`seamseg.inference.results.detections.Detections.to_coco` for the rest.
+    """
+
+    kinds = ("instance_seg", "detection")
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return no files: all detections are in one file."""
+        return []
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Record:
+        """Return the entries of an image."""
+        thresholds = Thresholds(self.choice.least_score)
+        chosen = Detections.of(prediction, result.size, self.metadata, thresholds, self.choice.classes)
+        return {"results": chosen.to_coco(source.name)}
+
+    def finals(self) -> list[Path]:
+        """Return `coco_results.json`."""
+        return [self.out / RESULTS_JSON]
+
+    def finish(self, records: Records) -> None:
+        """Write `coco_results.json`, an entry a line, in constant memory; `[]` if nothing was found."""
+        with replacing(self.out / RESULTS_JSON) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write("[")
+            between = "\n"
+            for record in records():
+                for entry in record["results"]:
+                    file.write(between + json.dumps(entry, allow_nan=False))
+                    between = ",\n"
+            file.write("]\n" if between == "\n" else "\n]\n")
 
 
 def write_detections(
