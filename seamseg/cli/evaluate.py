@@ -36,7 +36,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.cli.model_options import add_model_options, check_model, options_of
+from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.inference.options import MODEL, InferenceOptions
 from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import nearest_path
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
     model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")
-    groups = {"opening": model}
-    add_model_options(parser, EvaluationOptions, groups, ("model", "data", "quiet"), unused=("classes",))
+    by_hand = ("model", "data", "quiet", "probabilities")
+    add_options(parser, EvaluationOptions, {"opening": model}, by_hand, unused=("classes",))
 
     files = parser.add_argument_group("files in the COCO panoptic format")
     files.add_argument("--gt", metavar="JSON", help="ground truth (cityscapes: folder of a split, as gtFine/val)")

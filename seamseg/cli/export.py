@@ -18,10 +18,9 @@ program without Python (docs/how-to/aotinductor.md). The file is then compared w
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
-from seamseg.cli.model_options import add_components, add_options, add_set, check_model, options_of
+from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.deploy.options import ExportOptions
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.output import echo
@@ -29,25 +28,16 @@ from seamseg.utils.output import echo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    for name in ("model", "out"):
-        text = ExportOptions.__dataclass_fields__[name].metadata["text"]
-        parser.add_argument(name, metavar=name.upper(), help=text)
-    text = "images to compare the file with the network on (default: a generated one)"
-    parser.add_argument("--check", nargs="+", default=[], metavar="PHOTO", help=text)
+    add_options(parser, ExportOptions)
     parser.add_argument("--data", metavar="DATA", help="data set folder: also score the network and the file on it")
     parser.add_argument("--split", help="split of --data (default: val_set of the configuration)")
-    add_options(parser, ExportOptions, {"": parser}, ("model", "out", "check", "overrides"))
-    add_set(parser)
-    add_components(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare and print the table."""
-    if args.size is not None:
-        args.size = _size(args.size)
+    options = options_of(args, ExportOptions)
     if args.split is not None and args.data is None:
         raise InputError("--split is the split of --data, which is not given")
-    options = options_of(args, ExportOptions)
     if args.data is not None:
         if args.part == "dense":
             raise InputError("--data: the dense part of a network has no scores")
@@ -77,10 +67,3 @@ def _scores(args: argparse.Namespace, max_size: tuple[int, int] | None) -> list[
     network = evaluate_model(EvaluationOptions(args.model, **given, **own), max_size).scores
     file = evaluate_model(EvaluationOptions(args.out, **given)).scores
     return [("scores, network", network.line()), ("scores, file", file.line())]
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
-    if match is None:
-        raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, for example 1024x2048")
-    return int(match[1]), int(match[2])

@@ -1,78 +1,83 @@
-"""Options of the commands that run a trained model: predict, serve, evaluate."""
+"""Arguments of commands, from the dataclass of options of the function that does the same."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from seamseg.utils.errors import require_packages
+from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.options import flags_of
 
 Options = TypeVar("Options")
 
 
-def add_model_options(
+def add_options(
     parser: argparse.ArgumentParser,
     options: type,
     groups: Mapping[str, argparse._ActionsContainer] | None = None,
     without: Sequence[str] = (),
     unused: Sequence[str] = (),
 ) -> None:
-    """Add the flags of a dataclass of options for running a model, and `--set` and `--components`.
+    """Add the arguments of a dataclass of options: those without a default by position, the others as flags.
 
-    Parameters
-    ----------
-    parser, options, groups, unused : see :func:`add_options`
-    without : positional arguments, and options without a flag
-    """
-    known = {"": parser, "opening": parser, **(groups or {})}
-    # formats of `predict` need probabilities, or do not
-    add_options(parser, options, known, ("overrides", "probabilities", *without), unused)
-    add_set(known["opening"])
-    add_components(known["opening"])
-
-
-def add_options(
-    parser: argparse.ArgumentParser,
-    options: type,
-    groups: Mapping[str, argparse._ActionsContainer],
-    without: Sequence[str] = (),
-    unused: Sequence[str] = (),
-) -> None:
-    """Add the flags of a dataclass of options.
+    `--set` and `--components` are added for its overrides.
 
     Parameters
     ----------
     parser : parser of the command, which gets the groups
     options : the dataclass
     groups : groups that exist, by title
-    without, unused : names of options without a flag, and with one that help does not show
+    without, unused : names of options without an argument, and with one that help does not show
     """
-    made = dict(groups)
-    flags = {field.name: flags_of(field) for field in fields(options)}
+    made: dict[str, argparse._ActionsContainer] = {"": parser, "opening": parser, **(groups or {})}
+    names = {field.name: flags_of(field)[0] for field in fields(options)}
     for field in fields(options):
+        told = field.metadata
         if field.name in without:
             continue
-        told = field.metadata
         if told["group"] not in made:
             made[told["group"]] = parser.add_argument_group(told["group"])
-        text = re.sub(r"`(\w+)`", lambda found: flags[found[1]][0], told["text"])
-        value: dict[str, Any] = {"action": "store_true"}
-        if field.type != "bool":
-            value = {"type": _TYPES.get(field.type.removesuffix(" | None")), "metavar": told["metavar"]}
+        group = made[told["group"]]
+        if field.name == "overrides":
+            add_set(made["opening"])
+            add_components(made["opening"])
+            continue
+        text = re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), told["text"])
+        value: dict[str, Any] = {"help": argparse.SUPPRESS if field.name in unused else text}
+        if field.type == "bool":
+            value["action"] = "store_true"
+        else:
+            value |= {"type": _TYPES.get(field.type.removesuffix(" | None")), "metavar": told["metavar"]}
             value["choices"] = told["choices"]
-        text = argparse.SUPPRESS if field.name in unused else text
-        made[told["group"]].add_argument(*flags[field.name], dest=field.name, default=field.default, help=text, **value)
+            value |= {"words": {"nargs": "+"}, "flags": {"action": "append"}, "": {}}[told["several"]]
+        if field.default is MISSING:
+            value["metavar"] = told["metavar"] or field.name.upper()
+            group.add_argument(field.name, **value)
+        else:
+            default = [] if told["several"] else field.default
+            group.add_argument(*flags_of(field), dest=field.name, default=default, **value)
 
 
 def _number_or_text(text: str) -> str | int:
     return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
-_TYPES = {"int": int, "float": float, "str | int": _number_or_text}
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if match is None:
+        raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, for example 1024x2048")
+    return int(match[1]), int(match[2])
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "str | int": _number_or_text,
+    "tuple[int, int]": _size,
+}
 """Types of values by the annotation of a field; text for others."""
 
 

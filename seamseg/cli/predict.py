@@ -56,8 +56,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import add_model_options, check_model, options_of
-from seamseg.inference.options import MODEL
+from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.predicting.options import PredictOptions
 from seamseg.utils.errors import counted
 from seamseg.utils.output import echo
@@ -69,9 +68,6 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("inputs", metavar="IN", nargs="+", help="image, folder, glob, list or video; one or several")
-    parser.add_argument("out", metavar="OUT", help="folder for the outputs (created)")
     parser.add_argument(
         "--labels",
         dest="overrides",
@@ -80,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="format overlay.labels=yes",
         help="write class and score on the segments of overlays, and the colours of the classes to OUT/legend.png",
     )
-    add_model_options(parser, PredictOptions, without=("model", "inputs", "out"))
+    # formats need probabilities, or do not
+    add_options(parser, PredictOptions, without=("probabilities",))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,8 +28,7 @@ import os
 import sys
 from contextlib import suppress
 
-from seamseg.cli.model_options import add_model_options, check_model, options_of
-from seamseg.inference.options import MODEL
+from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.serving.options import ServeOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
@@ -37,8 +36,7 @@ from seamseg.utils.output import echo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    add_model_options(parser, ServeOptions, without=("model",))
+    add_options(parser, ServeOptions, without=("probabilities",))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,13 +38,13 @@ class ExportOptions:
     calibrate: int | None = option("images of `int8`, evenly spaced in its train_set (default: 64)", None, "N")
     opset: int | None = option("version of the operators of an ONNX file (default: 20)", None, "N")
     check: Sequence[str | Path] = option(
-        "images to compare the file with the network on (default: a generated one)", (), "PHOTO"
+        "images to compare the file with the network on (default: a generated one)", (), "PHOTO", several="words"
     )
     licence: str = option(
         "licence of the weights, stated in the file (default: that of the model card, for transformers)", "", "TEXT"
     )
     force: bool = option("overwrite an existing file", False)
-    overrides: Sequence[str] | Any = option("configuration keys, as `section.key=value` or by key", ())
+    overrides: Sequence[str] | Any = option("configuration keys, as `section.key=value` or by key", (), flags="--set")
     components: InitVar[str | Path | Sequence[str | Path]] = option("Python files or modules with components", ())
 
     def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:

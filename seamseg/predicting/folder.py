@@ -112,7 +112,7 @@ class OutputFolder:
         return {"outputs": names, "empty": empty} if empty else {"outputs": names}
 
     def finish(self) -> None:
-        """Merge the manifests, and write the files about all images; called by the main process after the last image."""
+        """Merge the manifests, and write the files about all images; called by the main process at the end."""
         self.manifest.merge()
         for position, writer in enumerate(self.writers):
             try:

@@ -29,7 +29,9 @@ class PredictOptions(InferenceOptions):
     """
 
     model: str | Path = option(MODEL)
-    inputs: str | Path | Sequence[str | Path] = option("image, folder, glob, list or video; one or several")
+    inputs: str | Path | Sequence[str | Path] = option(
+        "image, folder, glob, list or video; one or several", metavar="IN", several="words"
+    )
     out: str | Path = option("folder for the outputs (created)")
     formats: str | Sequence[str] | None = option(
         "formats of the outputs (default: overlay; with `hide` none)",

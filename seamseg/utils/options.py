@@ -22,6 +22,7 @@ def option(
     group: str = "",
     flags: str = "",
     choices: Sequence[str] | None = None,
+    several: str = "",
 ) -> Any:
     """Declare an option of a dataclass.
 
@@ -33,8 +34,9 @@ def option(
     group : title of its group in `--help`
     flags : flags, separated by spaces, if not that of its name
     choices : values that the command takes; None for any
+    several : "words" if several values follow, "flags" if the flag may be repeated
     """
-    told = {"text": text, "metavar": metavar, "group": group, "flags": flags, "choices": choices}
+    told = {"text": text, "metavar": metavar, "group": group, "flags": flags, "choices": choices, "several": several}
     return dataclasses.field(default=default, metadata=told)
 
 
