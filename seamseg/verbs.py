@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.deploy.options import ExportOptions
 from seamseg.inference.options import LoadOptions
 from seamseg.predicting.options import PredictOptions
 from seamseg.serving.options import ServeOptions
+from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import require_packages
-from seamseg.utils.options import override_texts, several, takes
+from seamseg.utils.options import takes
 from seamseg.validation.options import EvaluationOptions
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from seamseg.evaluation.scores import Scores
     from seamseg.inference.predictor import Predictor
     from seamseg.predicting.job import RunSummary
-    from seamseg.training.callbacks import Callback
     from seamseg.training.result import TrainResult
 
 # each function imports what it needs: an exported network needs no torch
@@ -111,36 +109,12 @@ def evaluate(options: EvaluationOptions) -> Scores:
     return evaluate_model(options).scores
 
 
-def train(
-    config: str | Path,
-    data: str | Path,
-    log_dir: str | Path,
-    device: str = "auto",
-    *,
-    resume: str | Path | None = None,
-    pretrain: str | Sequence[str] = (),
-    pretrain_classes: str | None = None,
-    overrides: Sequence[str] | Any = (),
-    components: str | Path | Sequence[str | Path] = (),
-    callbacks: Sequence[Callback] = (),
-    restart: bool = False,
-) -> TrainResult:
+@takes(TrainingOptions)
+def train(options: TrainingOptions) -> TrainResult:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", pretrain="body:resnet50.pth")`.
 
     Under torchrun each process calls it. Returns :class:`seamseg.training.result.TrainResult`: `scores["PQ"]`, `best`,
     `history` and the rest.
-
-    Parameters
-    ----------
-    config : INI file, or the name of a packaged experiment
-    data : dataset folder
-    log_dir : run folder, created if needed
-    device : auto, cpu, cuda or cuda:N
-    resume, pretrain, pretrain_classes : see :class:`seamseg.training.options.TrainingOptions`
-    overrides : configuration keys
-    components : files or modules of components, see docs/how-to/extend.md
-    callbacks : follow the training, see :class:`seamseg.training.callbacks.Callback`
-    restart : overwrite another training in `log_dir`, which is refused otherwise
 
     Raises
     ------
@@ -149,12 +123,8 @@ def train(
     seamseg.utils.errors.SeamsegError
         if a loss is not finite, or a file cannot be written
     """
-    from seamseg.training.options import TrainingOptions
     from seamseg.training.run import run_training
 
-    start = (resume, tuple(map(str, several(pretrain))), pretrain_classes)
-    changes = override_texts(overrides, components)
-    options = TrainingOptions(config, data, log_dir, *start, False, changes, device, callbacks, restart)
     return run_training(options)
 
 

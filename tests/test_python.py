@@ -23,7 +23,7 @@ from seamseg.inference.options import InferenceOptions, LoadOptions
 from seamseg.predicting.options import PredictOptions
 from seamseg.serving.options import ServeOptions
 from seamseg.toy_city import generate_toy_city
-from seamseg.training.run import TrainingOptions
+from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.validation.options import EvaluationOptions
 
@@ -31,7 +31,7 @@ OPTIONS = {
     "load": [(LoadOptions, ())],
     "predict": [(PredictOptions, ())],
     "evaluate": [(EvaluationOptions, ())],
-    "train": [(TrainingOptions, ("evaluate", "legacy"))],
+    "train": [(TrainingOptions, ())],
     "export": [(ExportOptions, ())],
     "serve": [(ServeOptions, ())],
 }

@@ -19,6 +19,7 @@ import argparse
 from seamseg.classification.config import load_classifier_config
 from seamseg.cli.main import add_action
 from seamseg.cli.train import add_restart, add_set_and_device, check_start, run_trainer
+from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
@@ -92,22 +93,32 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("nothing to do: name train or validate; see seamseg classify --help")
     if args.action == "validate":
         return _validate(args)
-    overrides = [*args.set, *(["training.log_hist=yes"] if args.log_hist else [])]
+    overrides = [*args.overrides, *(["training.log_hist=yes"] if args.log_hist else [])]
     load_classifier_config(args.config, overrides)
-    check_start(args)
+    options = TrainingOptions(
+        args.config,
+        args.data,
+        args.log_dir,
+        args.device,
+        resume=args.resume,
+        restart=args.restart,
+        pretrain=args.pre_train,
+        overrides=overrides,
+    )
+    check_start(options)
     from seamseg.classification.train import train_classifier
 
-    return run_trainer(train_classifier, args, overrides)
+    return run_trainer(train_classifier, options)
 
 
 def _validate(args: argparse.Namespace) -> int:
-    load_classifier_config(args.config, args.set)
+    load_classifier_config(args.config, args.overrides)
     from seamseg.classification.validate import ValidationOptions, validate_classifier
     from seamseg.utils.files import write_json
 
     scores = validate_classifier(
         ValidationOptions(
-            args.config, args.checkpoint, args.data, args.crop, args.scale, args.ten_crops, args.set, args.device
+            args.config, args.checkpoint, args.data, args.crop, args.scale, args.ten_crops, args.overrides, args.device
         )
     )
     if not is_main_process():

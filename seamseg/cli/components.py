@@ -25,24 +25,24 @@ from seamseg.utils.output import echo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_components(parser, "set")
+    add_components(parser)
     parser.add_argument("--kind", choices=list(components.KINDS), help="only components of this kind")
-    parser.set_defaults(set=[])
+    parser.set_defaults(overrides=[])
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the components by kind."""
-    if not args.set or args.kind is not None:
+    if not args.overrides or args.kind is not None:
         import_all()
-    load_components(args.set)
+    load_components(args.overrides)
     named = [c for c in components.registered() if not c.built_in or c.module.startswith(components.RECIPES)]
-    if args.set and not named:
+    if args.overrides and not named:
         echo("no file registers a component", file=sys.stderr)
     for kind, what in components.KINDS.items():
         found = components.registered(kind)
-        if args.set and args.kind is None:
+        if args.overrides and args.kind is None:
             found = [component for component in found if component in named]
-        if args.kind not in (None, kind) or (args.set and not found):
+        if args.kind not in (None, kind) or (args.overrides and not found):
             continue
         echo(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
         for group in by_make(found):

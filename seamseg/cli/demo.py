@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--train {args.train} --val {args.val}: at least 2 scenes to train on and 1 to evaluate")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("the demo starts its processes itself: start it without torchrun")
-    check_overrides(args.set)
+    check_overrides(args.overrides)
     from seamseg.demo import DemoOptions, run_demo
 
-    options = DemoOptions(args.out, args.train, args.val, args.seed, tuple(args.set), args.device)
+    options = DemoOptions(args.out, args.train, args.val, args.seed, tuple(args.overrides), args.device)
     scores = run_demo(options, lambda line: echo(line, flush=True))
     echo()
     echo(scores.table())

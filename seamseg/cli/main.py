@@ -44,12 +44,8 @@ COMMANDS = {
 
 PARAMETER_FLAGS = {
     "components": "--components",
-    "datasets": "--dataset",
-    "evaluate": "--eval",
     "formats": "--format",
-    "overrides": "--set",
     "pretrain": "--pre-train",
-    "pretrain_classes": "--pre-train-classes",
 }
 """Flags of parameters that have another name than their flag."""
 

@@ -93,11 +93,11 @@ def add_set(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_components(parser: argparse._ActionsContainer, dest: str = "overrides") -> None:
-    """Add `--components`, which is an override in the list `dest`."""
+def add_components(parser: argparse._ActionsContainer) -> None:
+    """Add `--components`, an override."""
     parser.add_argument(
         "--components",
-        dest=dest,
+        dest="overrides",
         type=lambda name: f"general.components={name}",
         action="append",
         metavar="FILE",

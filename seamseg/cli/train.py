@@ -28,59 +28,29 @@ that holds another training is refused, unless --restart is given.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.names import WEIGHTS_ENDING
-from seamseg.cli.model_options import add_components
+from seamseg.cli.model_options import add_options, add_set, options_of
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config
+from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
-    from seamseg.training.options import TrainingOptions
     from seamseg.training.result import TrainResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="INI file, or a packaged experiment such as vistas_r50")
-    parser.add_argument("data", metavar="DATA", help="dataset folder")
-    parser.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.ini)")
-    parser.add_argument(
-        "--resume",
-        metavar="F",
-        help="resume from this snapshot, also from one of the original, or from the newest undamaged one of a run "
-        "folder; auto: from that of --log-dir, if there is one (--pre-train is then ignored)",
-    )
-    add_restart(parser)
-    parser.add_argument(
-        "--pre-train",
-        metavar="[PART:]F",
-        action="append",
-        default=[],
-        help="initialise from a snapshot, a folder with a model, safetensors or hf://user/repo, or one part from its "
-        "weights: body, rpn_head, roi_head, sem_head, head, cls; "
-        "tensors that do not fit are skipped and listed; repeatable, later ones override earlier ones",
-    )
-    parser.add_argument(
-        "--pre-train-classes",
-        metavar="TABLE",
-        help="the weights of --pre-train were trained on another data set: copy those of its classes to the classes "
-        "here by the names of a table: names (equal names), vistas_cityscapes, coco_cityscapes, or an INI file",
-    )
-    parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
-    parser.add_argument(
-        "--legacy", action="store_true", help="as the original, freeze weights that were not loaded, with a warning"
-    )
-    add_set_and_device(parser)
-    add_components(parser, "set")
+    add_options(parser, TrainingOptions, without=("callbacks",))
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:
@@ -90,91 +60,66 @@ def add_restart(parser: argparse.ArgumentParser) -> None:
 
 def add_set_and_device(parser: argparse.ArgumentParser) -> None:
     """Add `--set` and `--device`."""
-    parser.add_argument(
-        "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
-    )
+    add_set(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
-    config = load_config(args.config, None, args.set)
+    options = options_of(args, TrainingOptions)
+    config = load_config(options.config, None, options.overrides)
     body = config.body
     if config.dataloader.reader == "folder":
         from seamseg.data.folder import find_metadata
 
-        find_metadata(args.data)
+        find_metadata(options.data)
     parts = dict.fromkeys(module for kind in KINDS.values() for module in kind.modules)
-    check_start(args, tuple(parts), body.weights)
+    check_start(options, tuple(parts), body.weights)
     if body.body.startswith(TIMM) or body.weights == "timm":
         require_packages("timm", what=f"[body] body = {body.body}")
     from seamseg.training.run import run_training
 
-    return run_trainer(run_training, args, args.set, args.pre_train_classes, args.eval, args.legacy)
+    return run_trainer(run_training, options)
 
 
-def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: str | None = None) -> None:
+def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: str | None = None) -> None:
     """Raise InputError for what is missing or misspelt, before the libraries are loaded, which takes seconds.
 
     Parameters
     ----------
-    args : arguments of the command
-    parts : names of the parts of a network, which may precede the file of `--pre-train` with a colon
+    options : options of the training
+    parts : names of the parts of a network, which may precede the file of `pretrain` with a colon
     weights : `[body] weights`
     """
-    if args.resume is not None and args.pre_train and args.resume != "auto":
-        raise InputError("--resume and --pre-train are mutually exclusive: a resumed run has its own weights")
-    named = []
-    if args.resume is not None:
+    if options.resume is not None:
         # what a resumed run started from is not needed
-        named += [("--resume", args.resume)] if args.resume != "auto" else []
+        named = [("`resume={}`", str(options.resume))] if options.resume != "auto" else []
+        if named and options.pretrain:
+            raise InputError("`resume` and `pretrain` are mutually exclusive: a resumed run has its own weights")
     else:
-        named += [("[body] weights =", weights)] if weights and weights != "timm" else []
-        for given in args.pre_train:
+        named = [("[body] weights = {}", weights)] if weights and weights != "timm" else []
+        for given in options.pretrain:
             part, _, file = given.partition(":")
             if parts and part not in parts and Path(file).is_file() and not Path(given).exists():
-                raise InputError(f"--pre-train {given}: {part!r} is not a part of the network: {', '.join(parts)}")
-            named.append(("--pre-train", file if part in parts else given))
-    for flag, path in named:
+                raise InputError(f"`pretrain={given}`: {part!r} is not a part of the network: {', '.join(parts)}")
+            named.append(("`pretrain={}`", file if part in parts else given))
+    for text, path in named:
         if is_hub_uri(path):
             require_packages("huggingface_hub", what=path)
         elif not Path(path).exists():
-            raise InputError(f"{flag} {path}: no such file or run folder{nearest_path(path)}")
+            raise InputError(f"{text.format(path)}: no such file or run folder{nearest_path(path)}")
         elif path.endswith(WEIGHTS_ENDING):
             require_packages("safetensors", what=path)
 
 
-def run_trainer(
-    train: Callable[[TrainingOptions], TrainResult],
-    args: argparse.Namespace,
-    overrides: Sequence[str],
-    pretrain_classes: str | None = None,
-    evaluate: bool = False,
-    legacy: bool = False,
-) -> int:
-    """Train with the arguments of a command, and print the scores of the last validation.
+def run_trainer(train: Callable[[TrainingOptions], TrainResult], options: TrainingOptions) -> int:
+    """Train, and print the scores of the last validation.
 
     Parameters
     ----------
     train : :func:`seamseg.training.run.run_training` or one with the same arguments
-    args : arguments of the command
-    overrides, pretrain_classes, evaluate, legacy : see :class:`seamseg.training.options.TrainingOptions`
+    options : its options
     """
-    from seamseg.training.options import TrainingOptions
-
-    options = TrainingOptions(
-        config=args.config,
-        data=args.data,
-        log_dir=args.log_dir or Path("runs") / Path(args.config).stem,
-        resume=args.resume,
-        pretrain=args.pre_train,
-        pretrain_classes=pretrain_classes,
-        evaluate=evaluate,
-        overrides=overrides,
-        device=args.device,
-        restart=args.restart,
-        legacy=legacy,
-    )
     scores = train(options).validation
     if scores is not None and is_main_process():
         echo(scores.table(), flush=True)

@@ -3,52 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from seamseg.config import Config
-from seamseg.models.heads.custom import loss_weight
-from seamseg.training.callbacks import Callback
+from seamseg.utils.options import option, override_texts, several
+
+if TYPE_CHECKING:
+    from seamseg.training.callbacks import Callback
+
+# `seamseg train --help` shows these options: no torch
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Arguments of a training.
+    """Options of :func:`seamseg.train`."""
 
-    Attributes
-    ----------
-    config : INI file
-    data : dataset folder
-    log_dir : run folder, created if needed
-    resume : snapshot to resume from, or a run folder for its newest undamaged one; `auto` selects that of `log_dir`, if
-        there is one
-    pretrain : `[part:]FILE` to start from, see :func:`seamseg.checkpoints.pretrained.load_pretrained`
-    pretrain_classes : table by which `pretrain` maps the classes of another data set to those of this one, see
-        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
-    evaluate : only score the weights of `resume` or `pretrain`
-    overrides : `section.key=value` each
-    device : auto, cpu, cuda or cuda:N
-    callbacks : further ones than those of the configuration
-    restart : overwrite another training in `log_dir`, which is refused otherwise
-    legacy : as the original, freeze weights that were not loaded, with a warning
-    """
+    config: str | Path = option("INI file, or a packaged experiment such as vistas_r50")
+    data: str | Path = option("dataset folder")
+    log_dir: str | Path | None = option("run folder (default: runs/NAME for NAME.ini)", None, "RUN")
+    device: str = option("auto, cpu, cuda or cuda:N (default: auto)", "auto")
+    _: KW_ONLY
+    resume: str | Path | None = option(
+        "resume from this snapshot, also from one of the original, or from the newest undamaged one of a run folder; "
+        "auto: from that of `log_dir`, if there is one (`pretrain` is then ignored)",
+        None,
+        "F",
+    )
+    restart: bool = option("overwrite another training in `log_dir`", False)
+    pretrain: str | Sequence[str] = option(
+        "initialise from a snapshot, a folder with a model, safetensors or hf://user/repo, or one part from its "
+        "weights: body, rpn_head, roi_head, sem_head, head, cls; tensors that do not fit are skipped and listed; "
+        "repeatable, later ones override earlier ones",
+        (),
+        "[PART:]F",
+        flags="--pre-train",
+        several="flags",
+    )
+    pretrain_classes: str | None = option(
+        "the weights of `pretrain` were trained on another data set: copy those of its classes to the classes here by "
+        "the names of a table: names (equal names), vistas_cityscapes, coco_cityscapes, or an INI file",
+        None,
+        "TABLE",
+        flags="--pre-train-classes",
+    )
+    evaluate: bool = option("only score the weights of `resume` or `pretrain`", False, flags="--eval")
+    legacy: bool = option("as the original, freeze weights that were not loaded, with a warning", False)
+    overrides: Sequence[str] | Any = option(
+        'configuration keys: "section.key=value", several of these, or {"section.key": value}', (), flags="--set"
+    )
+    components: InitVar[str | Path | Sequence[str | Path]] = option(
+        "files or modules of components, see docs/how-to/extend.md", ()
+    )
+    callbacks: Sequence[Callback] = option("follow the training, see :class:`seamseg.training.callbacks.Callback`", ())
 
-    config: str | Path
-    data: str | Path
-    log_dir: str | Path
-    resume: str | Path | None = None
-    pretrain: Sequence[str] = ()
-    pretrain_classes: str | None = None
-    evaluate: bool = False
-    overrides: Sequence[str] = ()
-    device: str = "auto"
-    callbacks: Sequence[Callback] = ()
-    restart: bool = False
-    legacy: bool = False
+    def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
+        object.__setattr__(self, "overrides", override_texts(self.overrides, components))
+        object.__setattr__(self, "pretrain", tuple(map(str, several(self.pretrain))))
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path("runs") / Path(self.config).stem if self.log_dir is None else Path(self.log_dir)
 
 
 def _of_components(config: Config) -> dict[str, float]:
     """Return the weights of the losses of custom heads, and of a network with losses of its own."""
+    from seamseg.models.heads.custom import loss_weight
+
     heads = [(component.make, keys) for kind in ("head", "network") for component, keys in config.components(kind)]
     # an unknown key is reported when the head is built
     return {loss: float(loss_weight(keys, weight) or 0) for head, keys in heads for loss, weight in head.losses.items()}  # type: ignore[attr-defined]

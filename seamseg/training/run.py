@@ -129,7 +129,7 @@ def _check_options(options: TrainingOptions) -> None:
 def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, RunFolder, TextLog]]:
     """Join the processes, lock the run folder and open the log, which gets the error that ends a `with` block."""
     with distributed(options.device) as world:
-        folder = setup.run_folder(Path(options.log_dir))
+        folder = setup.run_folder(options.folder)
         fresh = world.is_main and not folder.path.exists()
         # the compiler warns of operations in place in checkpointed parts: it updates running averages once
         with _locked(folder, world, options), without_message("torch._higher_order_ops.wrap", "context_fn is passed"):
