@@ -68,7 +68,7 @@ def test_commands_parse(path: Path) -> None:
         if config is not None and re.fullmatch(r"[a-z\d_-]+", str(config)):
             assert packaged(config) or packaged_classifier(config), words
         if words[0] == "train":
-            check_overrides([override for override in args.set if not re.match(r"\w+ \w+\.", override)])
+            check_overrides([override for override in args.overrides if not re.match(r"\w+ \w+\.", override)])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
