@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "compile": {"compile": True},
     "both": {"compile": True, "cuda_graphs": True},
 }
-"""Arguments of :class:`seamseg.inference.acceleration.Acceleration`."""
+"""Arguments of :class:`seamseg.inference.acceleration.accelerated`."""
 WARM_UP = 3
 """Images before those that count: CUDA graphs are recorded with the second of a size."""
 
@@ -50,13 +50,11 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     """Make the predictor of a variant."""
     from networks import busy, random_predictor
 
-    from seamseg.inference.acceleration import Acceleration
+    from seamseg.inference.acceleration import accelerated
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
-    acceleration = Acceleration(**VARIANTS[name])
-    acceleration.check(device, False)
     network: Any = predictor.network
-    network.net = acceleration.apply(busy(network.net), device)
+    network.net = accelerated(busy(network.net), device, **VARIANTS[name])
     return predictor
 
 

@@ -3,69 +3,49 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seamseg.data.input_size import MAX_MULTIPLE
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
 from seamseg.models.folding import Net
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
 
-@dataclass(frozen=True)
-class Acceleration:
-    """How the body, RPN head and semantic head are executed.
+def accelerated(
+    net: Net,
+    device: torch.device,
+    compile: bool = False,
+    cuda_graphs: bool = False,
+    pad_to: int = 1,
+    backend: str = "inductor",
+) -> Net:
+    """Return a network that shares the layers of `net`, which is used for inference only.
 
-    Attributes
+    Parameters
     ----------
-    compile : compile with torch.compile
-    cuda_graphs : record CUDA graphs, one for each size of the network's input
+    net : network in evaluation mode, on its device
+    device : device of the network
+    compile : compile body, RPN head and semantic head with torch.compile
+    cuda_graphs : record CUDA graphs of them, one for each size of the network's input
     pad_to : pad the sides of the network's input to multiples of this, so that there are fewer sizes; 1 for none
     backend : backend of torch.compile
 
     Raises
     ------
-    InputError
-        if the multiple is out of range
+    SeamsegError
+        if the compiler does not work here
     """
-
-    compile: bool = False
-    cuda_graphs: bool = False
-    pad_to: int = 1
-    backend: str = "inductor"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.pad_to <= MAX_MULTIPLE:
-            raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
-
-    def check(self, device: torch.device, tta: bool) -> None:
-        """Raise InputError if a device does not support these options, or test-time augmentation excludes them."""
-        if self.cuda_graphs and device.type != "cuda":
-            raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
-        if self.pad_to > 1 and tta:
-            raise InputError("`pad_to` cannot be combined with `tta`: the padding of the views would differ")
-
-    def apply(self, net: Net, device: torch.device) -> Net:
-        """Return a network with these options that shares the layers of `net`, which is used for inference only.
-
-        Raises
-        ------
-        SeamsegError
-            if the compiler does not work here
-        """
-        run: Function = CompiledDense(net, device, self.backend) if self.compile else net.dense_part()
-        if self.cuda_graphs:
-            run = cuda_graph_cache(run)
-        plain = not (self.compile or self.cuda_graphs)
-        return net.with_options(pad_to=self.pad_to, run_dense=None if plain else run)
+    if not (compile or cuda_graphs):
+        return net.with_options(pad_to=pad_to)
+    run: Function = CompiledDense(net, device, backend) if compile else net.dense_part()
+    return net.with_options(pad_to=pad_to, run_dense=cuda_graph_cache(run) if cuda_graphs else run)
 
 
 class CompiledDense:

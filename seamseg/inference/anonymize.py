@@ -17,6 +17,18 @@ from seamseg.utils.errors import InputError
 
 Style = Literal["blur", "pixels"]
 
+CELLS = 8
+"""Cells along the longer side of a region: for a standing person a cell is larger than the face."""
+LEAST_CELL = 8
+"""Minimum side of a cell in pixels, or :data:`LEAST_PART` of the image's longer side if that is larger."""
+LEAST_PART = 1 / 128
+MARGIN = 0.05
+"""Margin around a region, relative to its size, besides two pixels; one cell of a mask of 28 x 28 is 0.036."""
+LEAST_SCORE = 0.2
+"""Minimum score of hidden detections, which may be absent from the panoptic map: to hide too much costs little."""
+
+NOT_LOCATED = "a classifier does not say where in the image a class is: nothing can be hidden"
+
 
 @dataclass(frozen=True)
 class Region:
@@ -34,219 +46,27 @@ class Region:
     part: bool = False
 
 
-def hide(
-    photo: np.ndarray,
-    out: np.ndarray,
-    region: Region,
-    box: tuple[int, int, int, int],
-    style: Style,
-    cell: int,
-    margin: float,
-) -> None:
-    """Draw a region of `photo` into `out` in averages over cells of `cell` pixels, with a margin."""
-    (y0, x0, y1, x1), (height, width) = box, photo.shape[:2]
-    longest = max(y1 - y0, x1 - x0)
-    reach = 2 + math.ceil(margin * longest)
-    fade = max(1, reach // 2)
-    wide = reach + 2 * fade
-    top, left, bottom, right = max(0, y0 - wide), max(0, x0 - wide), min(height, y1 + wide), min(width, x1 + wide)
-
-    mask = np.zeros((bottom - top, right - left), np.float32)
-    inside = region.mask[y0 - region.corner[0] : y1 - region.corner[0], x0 - region.corner[1] : x1 - region.corner[1]]
-    mask[y0 - top : y1 - top, x0 - left : x1 - left] = inside
-    # the mean of radius `fade` over the mask dilated by reach + fade is exactly 1 within reach: nothing shines through
-    solid = _dilate(mask, reach)
-    alpha = _mean(_dilate(mask, reach + fade), fade)
-    alpha[solid > 0] = 1.0
-
-    hidden = _coarse(photo[top:bottom, left:right].astype(np.float32), solid, cell, style)
-    behind = out[top:bottom, left:right].astype(np.float32)
-    mixed = np.where(solid[..., None] > 0, hidden, behind + alpha[..., None] * (hidden - behind))
-    out[top:bottom, left:right] = (mixed + np.float32(0.5)).clip(0, 255).astype(np.uint8)
-
-
-def _coarse(pixels: np.ndarray, mask: np.ndarray, cell: int, style: Style) -> np.ndarray:
-    """Return the averages of the masked pixels over cells, at the size of the pixels, `h x w x 3` float32."""
-    height, width = mask.shape
-    rows, columns = -(-height // cell), -(-width // cell)
-    padding = ((0, rows * cell - height), (0, columns * cell - width), (0, 0))
-    weighted = np.pad(np.concatenate((pixels * mask[..., None], mask[..., None]), axis=2), padding)
-    sums = weighted.reshape(rows, cell, columns, cell, 4).sum((1, 3))
-    # an average over few pixels at the rim would reveal them: each includes its neighbours, weighted by their pixels
-    mixed = _blend_neighbours(sums)
-    # cells without masked pixels are in the fading rim: they take the nearest colour
-    while not (mixed[..., 3] > 0).all():
-        mixed = np.where(mixed[..., 3:] > 0, mixed, _blend_neighbours(mixed))
-    colours: np.ndarray = mixed[..., :3] / mixed[..., 3:]
-    for axis in (0, 1):
-        if style == "pixels":
-            colours = colours.repeat(cell, axis=axis)
-        else:
-            colours = _interpolate(colours, cell, axis)
-    return colours[:height, :width]
-
-
-def _blend_neighbours(cells: np.ndarray) -> np.ndarray:
-    """Sum each cell of `rows x columns x 4` and its eight neighbours, weighted 4, 2 and 1."""
-    full = np.pad(cells, ((1, 1), (1, 1), (0, 0)))
-    down = full[:-2] + 2 * full[1:-1] + full[2:]
-    total: np.ndarray = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
-    return total
-
-
-def _interpolate(values: np.ndarray, factor: int, axis: int) -> np.ndarray:
-    """Enlarge an axis by bilinear interpolation between the centres of the cells; the first and last are extended."""
-    length = values.shape[axis]
-    where = ((np.arange(length * factor, dtype=np.float32) + np.float32(0.5)) / factor - np.float32(0.5)).clip(0)
-    first = np.minimum(where.astype(np.intp), length - 1)
-    second = np.minimum(first + 1, length - 1)
-    share = (where - first).reshape([-1 if k == axis else 1 for k in range(values.ndim)]).astype(np.float32)
-    between: np.ndarray = (1 - share) * values.take(first, axis) + share * values.take(second, axis)
-    return between
-
-
-def _dilate(mask: np.ndarray, radius: int) -> np.ndarray:
-    """Dilate a mask by a square of `radius`."""
-    return (_window_sums(mask, radius) > 0.5).astype(np.float32)
-
-
-def _mean(mask: np.ndarray, radius: int) -> np.ndarray:
-    """Return the mean over squares, with the border replicated."""
-    full = np.pad(mask, radius, mode="edge")
-    side = 2 * radius + 1
-    return (_window_sums(full, radius)[radius:-radius, radius:-radius] / side**2).astype(np.float32)
-
-
-def _window_sums(values: np.ndarray, radius: int) -> np.ndarray:
-    """Return sums over squares of `2 * radius + 1`, by cumulative sums (float64, exact for integers)."""
-    height, width = values.shape
-    sums = np.pad(values.astype(np.float64), (radius + 1, radius)).cumsum(0).cumsum(1)
-    side = 2 * radius + 1
-    bottom, top = sums[side:], sums[:-side]
-    found: np.ndarray = (bottom[:, side:] - bottom[:, :-side] - top[:, side:] + top[:, :-side])[:height, :width]
-    return found
-
-
-CELLS = 8
-"""Cells along the longer side of a region: for a standing person a cell is larger than the face."""
-LEAST_CELL = 8
-"""Minimum side of a cell in pixels, or :data:`LEAST_PART` of the image's longer side if that is larger."""
-LEAST_PART = 1 / 128
-MARGIN = 0.05
-"""Margin around a region, relative to its size; one cell of a mask of 28 x 28 is 0.036."""
-
-
-def anonymize(
-    photo: np.ndarray, regions: Iterable[Region], style: Style = "blur", cells: int = CELLS, margin: float = MARGIN
+def hide_classes(
+    rgb: np.ndarray,
+    result: PanopticResult | None,
+    prediction: ArrayPrediction | None,
+    classes: Sequence[int],
+    num_stuff: int,
+    style: Style = "blur",
+    least_score: float = LEAST_SCORE,
 ) -> np.ndarray:
-    """Hide regions of an image.
+    """Hide some classes in an image `H x W x 3`, see :func:`private_regions`; InputError as there.
 
-    Each region with a margin around it becomes a coarse grid of averages, at most `cells` along its longer side, each
-    mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert, whatever the size of
-    the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the image.
-
-    Parameters
-    ----------
-    photo : uint8 `H x W x 3`; is not changed
-    regions : regions of any shape; they may overlap and reach beyond the image. The size of a region sets its cells:
-        pass one region a person, and parts of objects by :func:`clusters`
-    style : "blur" (averages are interpolated) or "pixels" (squares)
-    cells : along the longer side, at least 1
-    margin : part of the region's size, at least 0; two pixels are always added
-
-    Returns
-    -------
-    uint8 `H x W x 3`
-
-    Raises
-    ------
-    ValueError
-        if an argument is out of range
+    Without a panoptic map, for `result` None, the detections of the prediction are hidden, their masks or else boxes,
+    and the pixels of its class map.
     """
-    if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3:
-        raise ValueError(f"anonymize: the image must be H x W x 3 uint8, it is {photo.shape} {photo.dtype}")
-    if cells < 1 or not margin >= 0 or style not in ("blur", "pixels"):
-        raise ValueError(f"anonymize: out of range: cells {cells}, margin {margin} or style {style}")
-
-    out: np.ndarray = photo.copy()
-    boxed = [(region, _box(region, (photo.shape[0], photo.shape[1]))) for region in regions]
-    least = max(LEAST_CELL, math.ceil(LEAST_PART * max(photo.shape)))
-    work = [(max(least, _cell(region, box, cells)), region, box) for region, box in boxed if box is not None]
-    # the coarsest last: a finer one on top would restore details
-    for cell, region, box in sorted(work, key=lambda item: item[0]):
-        hide(photo, out, region, box, style, cell, margin)
-    return out
-
-
-def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
-    """Split a mask into separate parts, such as pixels of a class that belong to no detection.
-
-    Parts closer than a cell count as one.
-
-    Parameters
-    ----------
-    mask : bool `H x W`
-    cells : along the longer side of the mask
-    """
-    if not mask.any():
-        return
-    side = max(1, math.ceil(max(mask.shape) / cells))
-    firsts = (np.arange(0, length, side) for length in mask.shape)
-    coarse = mask
-    for axis, first in enumerate(firsts):
-        coarse = np.logical_or.reduceat(coarse, first, axis=axis)
-    labels = _connected(coarse)
-    for label in np.unique(labels[labels > 0]):
-        own = labels == label
-        (y0, y1), (x0, x1) = (_ends(own.any(1 - axis)) for axis in (0, 1))
-        near = own[y0:y1, x0:x1].repeat(side, axis=0).repeat(side, axis=1)
-        crop = mask[y0 * side : y1 * side, x0 * side : x1 * side]
-        crop = crop & near[: crop.shape[0], : crop.shape[1]]
-        (top, bottom), (left, right) = (_ends(crop.any(1 - axis)) for axis in (0, 1))
-        yield Region(crop[top:bottom, left:right], (y0 * side + top, x0 * side + left), part=True)
-
-
-def _ends(line: np.ndarray) -> tuple[int, int]:
-    """Return the first true element, and one more than the last."""
-    found = np.flatnonzero(line)
-    return int(found[0]), int(found[-1]) + 1
-
-
-def _connected(cells: np.ndarray) -> np.ndarray:
-    """Label connected cells (8-neighbourhood), 0 elsewhere, by spreading the largest index."""
-    labels = np.where(cells, np.arange(1, cells.size + 1).reshape(cells.shape), 0)
-    while True:
-        around = np.pad(labels, 1)
-        wider = np.maximum(np.maximum(around[:-2], around[1:-1]), around[2:])
-        wider = np.maximum(np.maximum(wider[:, :-2], wider[:, 1:-1]), wider[:, 2:])
-        spread = np.where(cells, wider, 0)
-        if np.array_equal(spread, labels):
-            return labels
-        labels = spread
-
-
-def _box(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int] | None:
-    """Return the bounding box `(y0, x0, y1, x1)` of a region within the image; None if it is empty."""
-    rows, columns = np.flatnonzero(region.mask.any(1)), np.flatnonzero(region.mask.any(0))
-    if not len(rows):
-        return None
-    (y, x), (height, width) = region.corner, size
-    y0, y1 = max(0, y + int(rows[0])), min(height, y + int(rows[-1]) + 1)
-    x0, x1 = max(0, x + int(columns[0])), min(width, x + int(columns[-1]) + 1)
-    return None if y0 >= y1 or x0 >= x1 else (y0, x0, y1, x1)
-
-
-def _cell(region: Region, box: tuple[int, int, int, int], cells: int) -> int:
-    """Return the side of the cells of a region in pixels."""
-    longest, shortest = max(box[2] - box[0], box[3] - box[1]), min(box[2] - box[0], box[3] - box[1])
-    # in a row of people each is as high as the row
-    return math.ceil(min(longest / min(cells, 3), shortest) if region.part else longest / cells)
-
-
-NOT_LOCATED = "a classifier does not say where in the image a class is: nothing can be hidden"
-
-LEAST_SCORE = 0.2
-"""Minimum score of hidden detections, which may be absent from the panoptic map: to hide too much costs little."""
+    if result is None:
+        result = PanopticResult(np.zeros(rgb.shape[:2], np.int32), [])
+    if style not in ("blur", "pixels"):
+        raise InputError(f"style must be blur or pixels, not {style!r}")
+    if prediction is not None and prediction.logits is not None:
+        raise InputError(NOT_LOCATED)
+    return anonymize(rgb, private_regions(result, prediction, classes, num_stuff, least_score), style)
 
 
 def private_regions(
@@ -304,29 +124,6 @@ def private_regions(
     yield from clusters(rest & ~covered)
 
 
-def hide_classes(
-    rgb: np.ndarray,
-    result: PanopticResult | None,
-    prediction: ArrayPrediction | None,
-    classes: Sequence[int],
-    num_stuff: int,
-    style: Style = "blur",
-    least_score: float = LEAST_SCORE,
-) -> np.ndarray:
-    """Hide some classes in an image `H x W x 3`, see :func:`private_regions`; InputError as there.
-
-    Without a panoptic map, for `result` None, the detections of the prediction are hidden, their masks or else boxes,
-    and the pixels of its class map.
-    """
-    if result is None:
-        result = PanopticResult(np.zeros(rgb.shape[:2], np.int32), [])
-    if style not in ("blur", "pixels"):
-        raise InputError(f"style must be blur or pixels, not {style!r}")
-    if prediction is not None and prediction.logits is not None:
-        raise InputError(NOT_LOCATED)
-    return anonymize(rgb, private_regions(result, prediction, classes, num_stuff, least_score), style)
-
-
 def _region_of(
     crop: np.ndarray | None, corner: tuple[int, int], box: tuple[float, ...], size: tuple[int, int]
 ) -> Region:
@@ -336,3 +133,179 @@ def _region_of(
     y0, x0 = max(0, int(box[0])), max(0, int(box[1]))
     y1, x1 = min(size[0], int(np.ceil(box[2]))), min(size[1], int(np.ceil(box[3])))
     return Region(np.ones((max(0, y1 - y0), max(0, x1 - x0)), bool), (y0, x0))
+
+
+def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
+    """Split a mask into separate parts, such as pixels of a class that belong to no detection.
+
+    Parts closer than a cell count as one.
+
+    Parameters
+    ----------
+    mask : bool `H x W`
+    cells : along the longer side of the mask
+    """
+    if not mask.any():
+        return
+    side = max(1, math.ceil(max(mask.shape) / cells))
+    coarse = mask
+    for axis, length in enumerate(mask.shape):
+        coarse = np.logical_or.reduceat(coarse, np.arange(0, length, side), axis=axis)
+    labels = _connected(coarse)
+    for label in np.unique(labels[labels > 0]):
+        own = labels == label
+        (y0, y1), (x0, x1) = _ends(own.any(1)), _ends(own.any(0))
+        near = own[y0:y1, x0:x1].repeat(side, axis=0).repeat(side, axis=1)
+        crop = mask[y0 * side : y1 * side, x0 * side : x1 * side]
+        crop = crop & near[: crop.shape[0], : crop.shape[1]]
+        (top, bottom), (left, right) = _ends(crop.any(1)), _ends(crop.any(0))
+        yield Region(crop[top:bottom, left:right], (y0 * side + top, x0 * side + left), part=True)
+
+
+def _ends(line: np.ndarray) -> tuple[int, int]:
+    """Return the first true element, and one more than the last."""
+    found = np.flatnonzero(line)
+    return int(found[0]), int(found[-1]) + 1
+
+
+def _connected(cells: np.ndarray) -> np.ndarray:
+    """Label connected cells (8-neighbourhood), 0 elsewhere, by spreading the largest index."""
+    labels = np.where(cells, np.arange(1, cells.size + 1).reshape(cells.shape), 0)
+    while True:
+        around = np.pad(labels, 1)
+        wider = np.maximum(np.maximum(around[:-2], around[1:-1]), around[2:])
+        wider = np.maximum(np.maximum(wider[:, :-2], wider[:, 1:-1]), wider[:, 2:])
+        spread = np.where(cells, wider, 0)
+        if np.array_equal(spread, labels):
+            return labels
+        labels = spread
+
+
+def anonymize(image: np.ndarray, regions: Iterable[Region], style: Style = "blur") -> np.ndarray:
+    """Hide regions of an image.
+
+    Each region with a margin around it becomes a coarse grid of averages, at most :data:`CELLS` along its longer side,
+    each mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert, whatever the
+    size of the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the
+    image.
+
+    Parameters
+    ----------
+    image : uint8 `H x W x 3`; is not changed
+    regions : regions of any shape; they may overlap and reach beyond the image. The size of a region sets its cells:
+        pass one region a person, and parts of objects by :func:`clusters`
+    style : "blur" (averages are interpolated) or "pixels" (squares)
+
+    Returns
+    -------
+    uint8 `H x W x 3`
+    """
+    out: np.ndarray = image.copy()
+    least = max(LEAST_CELL, math.ceil(LEAST_PART * max(image.shape)))
+    boxed = [(region, _box(region, image.shape)) for region in regions]
+    work = [(max(least, _cell(region, box)), region, box) for region, box in boxed if box is not None]
+    # the coarsest last: a finer one on top would restore details
+    for cell, region, box in sorted(work, key=lambda item: item[0]):
+        _hide(image, out, region, box, cell, style)
+    return out
+
+
+def _box(region: Region, shape: Sequence[int]) -> tuple[int, int, int, int] | None:
+    """Return the bounding box `(y0, x0, y1, x1)` of a region within the image; None if it is empty."""
+    rows, columns = np.flatnonzero(region.mask.any(1)), np.flatnonzero(region.mask.any(0))
+    if not len(rows):
+        return None
+    y, x = region.corner
+    y0, y1 = max(0, y + int(rows[0])), min(shape[0], y + int(rows[-1]) + 1)
+    x0, x1 = max(0, x + int(columns[0])), min(shape[1], x + int(columns[-1]) + 1)
+    return None if y0 >= y1 or x0 >= x1 else (y0, x0, y1, x1)
+
+
+def _cell(region: Region, box: tuple[int, int, int, int]) -> int:
+    """Return the side of the cells of a region in pixels."""
+    shortest, longest = sorted((box[2] - box[0], box[3] - box[1]))
+    # in a row of people each is as high as the row
+    return math.ceil(min(longest / 3, shortest) if region.part else longest / CELLS)
+
+
+def _hide(
+    image: np.ndarray, out: np.ndarray, region: Region, box: tuple[int, int, int, int], cell: int, style: Style
+) -> None:
+    """Draw a region of an image into `out` in averages over cells of `cell` pixels."""
+    (y0, x0, y1, x1), (height, width) = box, image.shape[:2]
+    reach = 2 + math.ceil(MARGIN * max(y1 - y0, x1 - x0))
+    fade = max(1, reach // 2)
+    wide = reach + 2 * fade
+    top, left, bottom, right = max(0, y0 - wide), max(0, x0 - wide), min(height, y1 + wide), min(width, x1 + wide)
+
+    mask = np.zeros((bottom - top, right - left), np.float32)
+    inside = region.mask[y0 - region.corner[0] : y1 - region.corner[0], x0 - region.corner[1] : x1 - region.corner[1]]
+    mask[y0 - top : y1 - top, x0 - left : x1 - left] = inside
+    # the mean of radius `fade` over the mask dilated by reach + fade is exactly 1 within reach: nothing shines through
+    solid = _dilate(mask, reach)
+    alpha = _mean(_dilate(mask, reach + fade), fade)
+    alpha[solid > 0] = 1.0
+
+    hidden = _coarse(image[top:bottom, left:right].astype(np.float32), solid, cell, style)
+    behind = out[top:bottom, left:right].astype(np.float32)
+    mixed = np.where(solid[..., None] > 0, hidden, behind + alpha[..., None] * (hidden - behind))
+    out[top:bottom, left:right] = (mixed + np.float32(0.5)).clip(0, 255).astype(np.uint8)
+
+
+def _coarse(pixels: np.ndarray, mask: np.ndarray, cell: int, style: Style) -> np.ndarray:
+    """Return the averages of the masked pixels over cells, at the size of the pixels, `h x w x 3` float32."""
+    height, width = mask.shape
+    rows, columns = -(-height // cell), -(-width // cell)
+    padding = ((0, rows * cell - height), (0, columns * cell - width), (0, 0))
+    weighted = np.pad(np.concatenate((pixels * mask[..., None], mask[..., None]), axis=2), padding)
+    sums = weighted.reshape(rows, cell, columns, cell, 4).sum((1, 3))
+    # an average over few pixels at the rim would reveal them: each includes its neighbours, weighted by their pixels
+    mixed = _blend_neighbours(sums)
+    # cells without masked pixels are in the fading rim: they take the nearest colour
+    while not (mixed[..., 3] > 0).all():
+        mixed = np.where(mixed[..., 3:] > 0, mixed, _blend_neighbours(mixed))
+    colours: np.ndarray = mixed[..., :3] / mixed[..., 3:]
+    for axis in (0, 1):
+        colours = colours.repeat(cell, axis=axis) if style == "pixels" else _interpolate(colours, cell, axis)
+    return colours[:height, :width]
+
+
+def _blend_neighbours(cells: np.ndarray) -> np.ndarray:
+    """Sum each cell of `rows x columns x 4` and its eight neighbours, weighted 4, 2 and 1."""
+    full = np.pad(cells, ((1, 1), (1, 1), (0, 0)))
+    down = full[:-2] + 2 * full[1:-1] + full[2:]
+    total: np.ndarray = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+    return total
+
+
+def _interpolate(values: np.ndarray, factor: int, axis: int) -> np.ndarray:
+    """Enlarge an axis by bilinear interpolation between the centres of the cells; the first and last are extended."""
+    length = values.shape[axis]
+    where = ((np.arange(length * factor, dtype=np.float32) + np.float32(0.5)) / factor - np.float32(0.5)).clip(0)
+    first = np.minimum(where.astype(np.intp), length - 1)
+    second = np.minimum(first + 1, length - 1)
+    share = (where - first).reshape([-1 if k == axis else 1 for k in range(values.ndim)]).astype(np.float32)
+    between: np.ndarray = (1 - share) * values.take(first, axis) + share * values.take(second, axis)
+    return between
+
+
+def _dilate(mask: np.ndarray, radius: int) -> np.ndarray:
+    """Dilate a mask by a square of `radius`."""
+    return (_window_sums(mask, radius) > 0.5).astype(np.float32)
+
+
+def _mean(mask: np.ndarray, radius: int) -> np.ndarray:
+    """Return the mean over squares, with the border replicated."""
+    full = np.pad(mask, radius, mode="edge")
+    side = 2 * radius + 1
+    return (_window_sums(full, radius)[radius:-radius, radius:-radius] / side**2).astype(np.float32)
+
+
+def _window_sums(values: np.ndarray, radius: int) -> np.ndarray:
+    """Return sums over squares of `2 * radius + 1`, by cumulative sums (float64, exact for integers)."""
+    height, width = values.shape
+    sums = np.pad(values.astype(np.float64), (radius + 1, radius)).cumsum(0).cumsum(1)
+    side = 2 * radius + 1
+    bottom, top = sums[side:], sums[:-side]
+    found: np.ndarray = (bottom[:, side:] - bottom[:, :-side] - top[:, side:] + top[:, :-side])[:height, :width]
+    return found

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -26,15 +26,8 @@ WARM_UP = 2
 """Runs before a capture, in which libraries choose their algorithms and compilers generate code."""
 
 Function = Callable[[Tensor], Any]
-"""From a tensor to tensors, in tuples and lists, with other values that depend on its shape only."""
-
-
-class RecordedGraph(Protocol):
-    """A function recorded for one shape."""
-
-    def __call__(self, x: Tensor) -> Any:
-        """Return the outputs for a tensor of this shape, in memory of the caller."""
-        ...
+"""From a tensor to tensors, in tuples and lists, with other values that depend on its shape only; their memory is the
+caller's. A recorded function takes tensors of one shape."""
 
 
 _CAPTURE = threading.Lock()
@@ -115,12 +108,12 @@ class CudaGraphCache:
     """
 
     def __init__(
-        self, function: Function, record: Callable[[Function, Tensor], RecordedGraph], max_graphs: int = MAX_GRAPHS
+        self, function: Function, record: Callable[[Function, Tensor], Function], max_graphs: int = MAX_GRAPHS
     ) -> None:
         self.function = function
         self.record = record
         self.max_graphs = max_graphs
-        self._graphs: OrderedDict[Any, RecordedGraph] = OrderedDict()
+        self._graphs: OrderedDict[Any, Function] = OrderedDict()
         self._used_once: OrderedDict[Any, None] = OrderedDict()
         # the graphs share one input buffer a shape
         self._lock = threading.Lock()
@@ -146,7 +139,7 @@ class CudaGraphCache:
                     self._used_once.popitem(last=False)
         return self.function(x)
 
-    def _record(self, key: Any, x: Tensor) -> RecordedGraph | None:
+    def _record(self, key: Any, x: Tensor) -> Function | None:
         """Record the function for a tensor's shape; None if the memory does not suffice."""
         del self._used_once[key]
         while len(self._graphs) >= self.max_graphs:

@@ -119,15 +119,19 @@ class ImagePreparation:
     keep_rgb: bool = False
     keep_source: bool = False
 
-    def __call__(self, photo: ImageInput) -> PreparedImage:
+    def __call__(self, given: ImageInput) -> PreparedImage:
         """Prepare an image; errors as of :func:`as_image` and :func:`network_input`."""
         # the decoded image is not kept: it may be larger than everything else
-        image = as_image(photo)
+        image = as_image(given)
+        source: Path | Image.Image | None = None
+        if self.keep_source:
+            # the caller may reuse the buffer of an image
+            source = Path(given) if isinstance(given, (str, Path)) else image.copy()
         return PreparedImage(
             network_input(image, self.input_size),
             (image.height, image.width),
             pixels_of(image) if self.keep_rgb else None,
-            source_image(photo, image) if self.keep_source else None,
+            source,
             image.info.get(SEVERAL_FRAMES, False),
         )
 
@@ -210,12 +214,12 @@ ImageInput: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 """A file, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
 
 
-def is_single_image(photo: ImageInput | Iterable[ImageInput]) -> bool:
+def is_single_image(image: ImageInput | Iterable[ImageInput]) -> bool:
     """Return whether this is one image rather than several."""
-    return isinstance(photo, (str, Path, Image.Image, np.ndarray)) or is_tensor(photo)
+    return isinstance(image, (str, Path, Image.Image, np.ndarray)) or is_tensor(image)
 
 
-def as_image(photo: ImageInput) -> Image.Image:
+def as_image(image: ImageInput) -> Image.Image:
     """Return an RGB image, which may share memory with the input.
 
     Raises
@@ -225,60 +229,51 @@ def as_image(photo: ImageInput) -> Image.Image:
     InputError
         if an array or tensor has another shape, type or range of values
     """
-    if isinstance(photo, Image.Image):
-        return as_rgb(photo)
-    if isinstance(photo, np.ndarray):
-        return Image.fromarray(_checked_array(photo))
-    if is_tensor(photo):
-        return Image.fromarray(_array_of(photo))
-    if isinstance(photo, (str, Path)):
-        refuse_url(photo)
-        return open_image(photo)
-    raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(photo).__name__}")
+    if isinstance(image, Image.Image):
+        return as_rgb(image)
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(_checked_array(image))
+    if is_tensor(image):
+        return Image.fromarray(_array_of(image))
+    if isinstance(image, (str, Path)):
+        refuse_url(image)
+        return open_image(image)
+    raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(image).__name__}")
 
 
-def source_image(photo: ImageInput, image: Image.Image) -> Path | Image.Image:
-    """Return the path of a file, else a copy of the image, whose buffer the caller may reuse."""
-    return Path(photo) if isinstance(photo, (str, Path)) else image.copy()
-
-
-def _checked_array(photo: np.ndarray) -> np.ndarray:
-    if photo.dtype == np.uint8 and photo.ndim == 3 and photo.shape[2] == 3 and 0 not in photo.shape:
-        return photo
+def _checked_array(image: np.ndarray) -> np.ndarray:
+    if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and 0 not in image.shape:
+        return image
     hint = ""
-    if photo.ndim == 4:
+    if image.ndim == 4:
         hint = "; pass several images in a list"
-    elif photo.ndim == 3 and photo.shape[0] == 3 and photo.shape[2] != 3:
+    elif image.ndim == 3 and image.shape[0] == 3 and image.shape[2] != 3:
         hint = "; the channels must come last, see numpy.moveaxis"
-    elif photo.ndim == 2:
+    elif image.ndim == 2:
         hint = "; convert grey images with PIL: Image.fromarray(image).convert('RGB')"
-    elif photo.dtype != np.uint8:
+    elif image.dtype != np.uint8:
         hint = "; values must be integers from 0 to 255"
-    raise InputError(f"an image as an array must be H x W x 3 uint8 RGB, this one is {photo.shape} {photo.dtype}{hint}")
+    raise InputError(f"an image as an array must be H x W x 3 uint8 RGB, this one is {image.shape} {image.dtype}{hint}")
 
 
-def _array_of(photo: Tensor) -> np.ndarray:
-    shape = tuple(photo.shape)
-    if (
-        photo.dim() != 3
-        or shape[0] != 3
-        or 0 in shape
-        or not (photo.is_floating_point() or str(photo.dtype) == "torch.uint8")
-    ):
-        hint = "; pass several images as list(tensor)" if photo.dim() == 4 else ""
+def _array_of(image: Tensor) -> np.ndarray:
+    shape = tuple(image.shape)
+    known = image.is_floating_point() or str(image.dtype) == "torch.uint8"
+    if image.dim() != 3 or shape[0] != 3 or 0 in shape or not known:
+        hint = "; pass several images as list(tensor)" if image.dim() == 4 else ""
         raise InputError(
             f"an image as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} "
-            f"{photo.dtype}{hint}"
+            f"{image.dtype}{hint}"
         )
-    photo = photo.detach().cpu()
-    if photo.is_floating_point():
-        photo = photo.float()
-        low, high = float(photo.min()), float(photo.max())
+    image = image.detach().cpu()
+    if image.is_floating_point():
+        image = image.float()
+        low, high = float(image.min()), float(image.max())
         # false for NaN; resizing may exceed the range by a rounding error
         if not (low >= -1e-3 and high <= 1 + 1e-3):
             raise InputError(
                 "an image as a floating-point tensor must have values from 0 to 1, not normalised, this one has "
                 f"{low:g} to {high:g}"
             )
-        photo = (photo * 255).round().clamp(0, 255).byte()
-    return np.ascontiguousarray(photo.permute(1, 2, 0).numpy())
+        image = (image * 255).round().clamp(0, 255).byte()
+    return np.ascontiguousarray(image.permute(1, 2, 0).numpy())

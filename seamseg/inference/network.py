@@ -15,6 +15,7 @@ from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.fusion import download
+from seamseg.inference.acceleration import accelerated
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
@@ -166,7 +167,7 @@ class TrainedModel:
         net = for_inference(cast(Any, net), device, options.precision)
         if options.probabilities:
             net = net.with_options(probabilities=True)
-        net = options.acceleration.apply(net, device)
+        net = accelerated(net, device, options.compile, options.cuda_graphs, options.pad_to)
         return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
 
     def _state_components(self) -> None:

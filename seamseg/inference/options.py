@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from seamseg.config import Config
     from seamseg.data.input_size import InputSize
-    from seamseg.inference.acceleration import Acceleration
     from seamseg.inference.tiling.tiles import Tiling
 
 # `seamseg predict --help` shows these options: methods import what else they need
@@ -225,19 +224,15 @@ class InferenceOptions:
         """The views of test-time augmentation; None for one plain view."""
         return Augmentation.parse(self.tta)
 
-    @cached_property
-    def acceleration(self) -> Acceleration:
-        """How the network is executed."""
-        from seamseg.inference.acceleration import Acceleration
-
-        return Acceleration(self.compile, self.cuda_graphs, self.pad_to)
-
     def check(self, device: torch.device) -> None:
         """Raise InputError if a device does not support these options."""
         from seamseg.models.folding import choose_precision
 
         choose_precision(self.precision, device)
-        self.acceleration.check(device, self.augmentation is not None)
+        if self.cuda_graphs and device.type != "cuda":
+            raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
+        if self.pad_to > 1 and self.augmentation is not None:
+            raise InputError("`pad_to` cannot be combined with `tta`: the padding of the views would differ")
 
     def changed(self, names: Iterable[str]) -> str | None:
         """Return the first of some options that has another value than by default; None if all have it."""

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference import cuda_graphs
-from seamseg.inference.acceleration import Acceleration, CompiledDense
+from seamseg.inference.acceleration import CompiledDense, accelerated
 from seamseg.inference.cuda_graphs import CudaGraph, CudaGraphCache, copy_tensors, cuda_graph_cache, fill, input_buffer
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.tiling.tiles import Tiling
@@ -97,7 +97,7 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     fake_cuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([as_input(image(size))]))[0] for size in SIZES]
-    compiled = Acceleration(compile=True, backend="eager").apply(net, CPU)
+    compiled = accelerated(net, CPU, compile=True, backend="eager")
     assert isinstance(compiled.options.run_dense, CompiledDense)
     graphs = cuda_graph_cache(compiled.options.run_dense)
     model = predictor(compiled.with_options(run_dense=graphs))

@@ -84,15 +84,6 @@ def test_clusters():
     assert [r.corner for r in clusters(mask)] == [(10, 10), (300, 5), (600, 600)]
 
 
-def test_bad_arguments():
-    photo = noise(4, 4)
-    for options in ({"cells": 0}, {"margin": -1.0}, {"margin": float("nan")}, {"style": "black"}):
-        with pytest.raises(ValueError, match="anonymize"):
-            anonymize(photo, [], **options)
-    with pytest.raises(ValueError, match="uint8"):
-        anonymize(photo.astype(float), [])
-
-
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 0.3), st.integers(1, 64), st.integers(0, 9))
 @settings(max_examples=50)
 def test_clusters_partition_the_mask(height, width, density, cells, seed):
