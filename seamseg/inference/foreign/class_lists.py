@@ -20,7 +20,7 @@ from seamseg.formats.vistas import published_classes
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.class_file import read_class_list
 from seamseg.prepare.convert import ordered_classes
-from seamseg.utils.errors import InputError, near_names
+from seamseg.utils.errors import InputError
 from seamseg.utils.limits import MODEL_METADATA_BYTES
 
 _UNUSED = re.compile(r"(LABEL_\d+|N/?A|)", re.IGNORECASE)
@@ -204,15 +204,10 @@ def _columns(count: int, used: Sequence[int], found: Sequence[int | None]) -> li
 
 def _difference(named: Sequence[str], known: ClassNames, found: Sequence[int | None]) -> str:
     """Return how the names differ from a list of classes; empty if they do not."""
-    foreign, lacking = _unmatched(named, known, found)
+    foreign = [name for name, index in zip(named, found) if index is None]
+    lacking = [name for index, name in enumerate(known.metadata.categories) if index not in found]
     texts = [f"it has {foreign[0]!r}" if foreign else "", f"{lacking[0]!r} is missing" if lacking else ""]
     return " and ".join(filter(None, texts))
-
-
-def _unmatched(named: Sequence[str], known: ClassNames, found: Sequence[int | None]) -> tuple[list[str], list[str]]:
-    """Return the names that are none of a list of classes, and the classes that have none of the names."""
-    foreign = [name for name, index in zip(named, found) if index is None]
-    return foreign, [name for index, name in enumerate(known.metadata.categories) if index not in found]
 
 
 def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str | Path) -> NetworkClasses:
@@ -228,16 +223,8 @@ def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str
         return NetworkClasses(metadata, [ids.index(column) for column in range(len(names))])
     known, named = ClassNames.of(metadata), [names[column] for column in used]
     found = known.match(named)
-    foreign, lacking = _unmatched(named, known, found)
-    if foreign or lacking:
-        if foreign and lacking:
-            near = ((name, close[0]) for name in foreign if (close := near_names(name, lacking)))
-            problem = "{!r} in the network, {!r} in the list".format(*next(near, (foreign[0], lacking[0])))
-        elif foreign:
-            problem = f"{foreign[0]!r} is in the network, but not in the list"
-        else:
-            problem = f"{lacking[0]!r} is in the list, but not in the network"
-        raise InputError(f"{file}: has other classes than {source}: {problem}")
+    if problem := _difference(named, known, found):
+        raise InputError(f"{file}: is not the list of the classes of {source}: {problem}")
     return NetworkClasses(metadata, _columns(len(names), used, found))
 
 

@@ -45,12 +45,9 @@ class TorchvisionNetwork(ForeignNetwork):
 
     Parameters
     ----------
-    net : network in evaluation mode
+    net, normalise, device, dtype : see :class:`seamseg.inference.foreign.foreign_network.ForeignNetwork`
     kind : kind of the network
     classes : class of each label, from the first thing; -1 for a label that no class has
-    normalise : conversion of bytes to the network's input
-    device : device to compute on
-    dtype : dtype to compute in
     """
 
     net: Any  # its members are those of torchvision

@@ -47,12 +47,9 @@ class TransformersNetwork(ForeignNetwork):
 
     Parameters
     ----------
-    net : network in evaluation mode
+    net, normalise, device, dtype : see :class:`seamseg.inference.foreign.foreign_network.ForeignNetwork`
     family : family of the network
     classes : classes of the columns of its class scores
-    normalise : conversion of bytes to the network's input
-    device : device to compute on
-    dtype : dtype to compute in
     side : side of its square input in pixels; None if its size is free
     tokens : tokens of its task; None for none
     """
