@@ -119,12 +119,21 @@ class PackageSession:
         """
         import torch
 
-        arrays = _checked(inputs, self.exported)
+        self._check_sides(inputs["image"].shape[2:])
+        arrays = [inputs[name] for name in ("image", "size") if name in inputs]
         given = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in arrays]
         with torch.inference_mode():
             outputs: list[Any] = self._loader.run(given)
         found = dict(zip(self.exported.extra.get("outputs", self.exported.outputs), outputs, strict=True))
         return [found[name].cpu().numpy() for name in names]
+
+    def _check_sides(self, sides: tuple[int, ...]) -> None:
+        """Raise InputError for an image that does not fit: the code of a package does not check it."""
+        stated, (least, most) = self.exported, self.exported.sides or (1, 1)
+        fits = all(least <= side <= most and side % stated.multiple == 0 for side in sides)
+        if sides != stated.size if stated.size else not fits:
+            allowed = f"sides {stated.size or stated.sides}, multiples of {stated.multiple}"
+            raise InputError(f"image: {' x '.join(map(str, sides))} is no size for this network: {allowed}")
 
 
 @contextmanager
@@ -144,30 +153,6 @@ def _temporary_folder(owner: object) -> Iterator[None]:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = before
-
-
-def _checked(inputs: Mapping[str, np.ndarray], exported: ExportedMetadata) -> list[np.ndarray]:
-    """Return the inputs in order; InputError if their types or shapes are not those of the network."""
-    image, classifier = inputs["image"], exported.kind == "classification"
-    sides = image.shape[2:]
-    fits = image.ndim == 4 and image.shape[1] == 3 and image.dtype == (np.float32 if classifier else np.uint8)
-    if exported.size is not None:
-        fits = fits and (image.shape[0], *sides) == (1, *exported.size)
-    else:
-        least, most = exported.sides or (1, 1)
-        fits = fits and (classifier or image.shape[0] == 1) and len(sides) == 2
-        fits = fits and all(least <= side <= most and side % exported.multiple == 0 for side in sides)
-    if not fits:
-        raise InputError(
-            f"image: {image.dtype} {image.shape} is no input of this network: sides {exported.size or exported.sides}, "
-            f"multiples of {exported.multiple}"
-        )
-    if classifier:
-        return [image]
-    size = inputs["size"]
-    if size.shape != (2,) or size.dtype != np.int64 or not all(1 <= n <= side for n, side in zip(size, sides)):
-        raise InputError(f"size: {size} is no valid part of an image of {sides[0]} x {sides[1]}")
-    return [image, size]
 
 
 def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
