@@ -175,7 +175,7 @@ class ExportedModel:
         self.config = self._config(options)
 
     def _config(self, options: InferenceOptions) -> Config:
-        """Return the configuration of the network; that of a classifier has no other keys than the default one."""
+        """Return the configuration of the network; a classifier has the default one."""
         sections = () if self.kind == "classification" else ("general", "dataloader")
         options.check_overrides(sections, f"cannot be changed after the export of {self.name}")
         if self.kind == "classification":
@@ -183,7 +183,7 @@ class ExportedModel:
         return config_from_string(self._exported.config, None, self.name, options.overrides, exported=True)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
-        """Return the size of the network's input; InputError if an option is to change that of a classifier."""
+        """Return the size of the network's input; InputError if an option is to change it for a classifier."""
         if self.kind != "classification":
             size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
             return size_for(self.config).within(self._exported.size)

@@ -126,8 +126,8 @@ def onnxruntime_settings() -> Any:
 def openvino_core() -> Any:
     """Return the only `openvino.Core` of this process, which is never dropped.
 
-    A core gives the thread that loads its CPU plugin an alternate signal stack. When several are dropped, that of the
-    first, which no longer exists, stays in use: the next signal that Python handles would end the process by SIGSEGV.
+    A core gives the thread that loads its CPU plugin an alternate signal stack. When several are dropped, the stack of
+    the first, which no longer exists, stays in use: the next signal that Python handles would end the process by SIGSEGV.
     """
     import openvino
 

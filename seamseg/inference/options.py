@@ -33,7 +33,7 @@ class Augmentation:
     """The views of an image: at each of `scales` times its network size and, with `flip`, mirrored too.
 
     The time is multiplied by the sum of the squares of the scales, twice that with `flip`: 6.25 for `flip,0.75,1,1.25`.
-    The memory is that of the largest scale.
+    The largest scale decides the memory.
     """
 
     scales: tuple[float, ...] = (1.0,)
@@ -99,7 +99,7 @@ class Thresholds:
 
     @staticmethod
     def of(config: Config) -> Thresholds:
-        """Return those of a configuration, as far as its kind of network uses them."""
+        """Return the thresholds of a configuration, as far as its kind of network uses them."""
         from seamseg.config import KINDS
 
         used = [spec.name for spec in fields(Thresholds) if KINDS[config.kind].uses("general", spec.name)]
@@ -267,7 +267,7 @@ class InferenceOptions:
         return size.halved() if self.preview else size
 
     def input_size_of_authors(self, config: Config) -> InputSize:
-        """Return the input size of a network of another library: without other options, that of its configuration."""
+        """Return the input size of a network of another library: without other options, as in its configuration."""
         loading, longest = config.dataloader, self.longest_max_size
         if longest is None and self.shortest_size is None and self.size is None and loading.longest_size is None:
             # the limit of our own networks is larger

@@ -1,7 +1,7 @@
 """Running an AOTInductor package (`.pt2`): the reader of the compiled networks that `seamseg export` writes.
 
-A package holds machine code, which runs as soon as it is loaded: it is a program, load those that you trust. What does
-not state to be a package of this project is refused before that.
+A package holds machine code, which runs as soon as it is loaded: it is a program, load those that you trust. A file that
+does not state to be a package of this project is refused before that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seamseg.utils.launcher import local_rank
 from seamseg.utils.limits import open_file
 
 ONEDNN_BF16 = "convolutions in bfloat16"
-"""What the operators of oneDNN need for bfloat16, among the features of a CPU: more than the code of a package does."""
+"""The feature of a CPU that the bfloat16 operators of oneDNN need: more than the code of a package does."""
 
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 """Capabilities of x86 CPUs as torch names them; each includes all before it."""
@@ -183,7 +183,7 @@ def cpu_features() -> set[str]:
 
 
 def missing_features(needed: Iterable[str]) -> list[str]:
-    """Return those of some instruction sets that this CPU lacks, by their names in torch or in flags of compilers."""
+    """Return the instruction sets that this CPU lacks, of names in torch or in flags of compilers."""
     here = {_plain_name(name) for name in cpu_features()}
     return [name for name in needed if _plain_name(name) not in here]
 

@@ -234,7 +234,7 @@ class Predictor(Generic[R]):
         ----------
         images : images at the size of the network's input, `H x W x 3` uint8, see
             :func:`seamseg.inference.images.network_input`
-        tiling : None for that of the predictor
+        tiling : None for the tiling of the predictor
 
         Returns
         -------
@@ -427,7 +427,7 @@ def open_for_inference(
 def build_predictor(
     opened: OpenedModel, options: InferenceOptions, input_size: InputSize | None = None
 ) -> Predictor[Any]:
-    """Build the network of an opened model; `input_size` replaces that of the options."""
+    """Build the network of an opened model; `input_size` replaces the size of the options."""
     used = result_of(opened.kind).options
     if name := options.changed(name for result in RESULTS for name in result.options if name not in used):
         raise InputError(f"`{name}` has no effect: the model is of kind {opened.kind}")

@@ -1,7 +1,7 @@
 """Outputs of a network of queries, one class and one mask each (arXiv 2107.06278), as a prediction; no torch.
 
 A prediction has both forms: the masks of the queries, which :func:`seamseg.fusion.merge_queries` merges as the paper
-does, and detections with a class map, as those of other networks, for all else: tiles, average precision, anonymising,
+does, and detections with a class map, as other networks have, for all else: tiles, average precision, anonymising,
 and formats of single objects.
 """
 
@@ -81,7 +81,7 @@ def ranked_by_masks(prediction: ArrayPrediction) -> ArrayPrediction:
     """Multiply the scores of detections by the mean probability within their masks: the ranking of the paper's AP.
 
     Detections are the :data:`MOST_DETECTIONS` of the highest scores before that, as in the paper. Elsewhere the score
-    is the probability of the class: thresholds are those of the paper's map, and objects with an uncertain mask are
+    is the probability of the class: thresholds are meant for the paper's map, and objects with an uncertain mask are
     anonymised, too.
     """
     assert prediction.mask_logits is not None

@@ -152,7 +152,7 @@ def identify(names: Sequence[str], source: str, file: str | Path | None = None) 
 
 
 def identify_things(labels: Sequence[str]) -> tuple[Metadata, np.ndarray]:
-    """Return the things of COCO, and the class of each label of a detector by its name, -1 for those of no class."""
+    """Return the things of COCO, and the class of each label of a detector by its name, -1 for a label of no class."""
     coco = known_lists()["coco_panoptic"].metadata
     first = coco.num_stuff
     things = Metadata(0, coco.num_thing, coco.categories[first:], coco.palette[first:], coco.original_ids[first:])
@@ -211,7 +211,7 @@ def _difference(named: Sequence[str], known: ClassNames, found: Sequence[int | N
 
 
 def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str | Path) -> NetworkClasses:
-    """Return the classes that a file describes, which must be those of the network."""
+    """Return the classes that a file describes; the network must have the same."""
     metadata = read_classes(Path(file), kinds=True)
     if not used:
         ids = metadata.original_ids

@@ -50,7 +50,7 @@ class TorchvisionNetwork(ForeignNetwork):
     classes : class of each label, from the first thing; -1 for a label that no class has
     """
 
-    net: Any  # its members are those of torchvision
+    net: Any  # a class of torchvision
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TorchvisionNetwork(ForeignNetwork):
             batch = functional.pad(self.normalise(pixels), (0, right, 0, bottom))[None]
             features = self.net.backbone(batch)
             proposals, _ = self.net.rpn(image_list.ImageList(batch, [size]), features)
-            # its masks are those of the boxes, before they are pasted
+            # its masks are relative to the boxes, not pasted yet
             found = self.net.roi_heads(features, proposals, [size])[0][0]
         boxes, scores, labels = (_array(found[name]) for name in ("boxes", "scores", "labels"))
         classes = self.classes[labels.astype(np.int64)]
@@ -138,7 +138,7 @@ class TorchvisionModel:
         self.config = neutral_config(self.kind, keys, self.name, options)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
-        """Return the size of the network's input, by default that of its authors."""
+        """Return the size of the network's input, by default as its authors chose it."""
         return options.input_size_of_authors(self.config)
 
     def build(self, options: InferenceOptions) -> TorchvisionNetwork:

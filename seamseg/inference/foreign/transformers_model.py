@@ -1,4 +1,4 @@
-"""A panoptic network of transformers for a predictor; its maps are those of its paper, not of its processor."""
+"""A panoptic network of transformers for a predictor; its maps follow its paper, not its processor."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TransformersNetwork(ForeignNetwork):
         self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
-        """Return the outputs for images `H x W x 3` uint8; those of equal size are one batch, so that none is padded.
+        """Return the outputs for images `H x W x 3` uint8; images of equal size are one batch, so that none is padded.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class TransformersModel:
         return neutral_config(self.kind, keys, self.name, options)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
-        """Return the size of the network's input, by default that of its authors."""
+        """Return the size of the network's input, by default as its authors chose it."""
         return options.input_size_of_authors(self.config)
 
     def build(self, options: InferenceOptions) -> TransformersNetwork:

@@ -230,8 +230,8 @@ class ImageResult(ABC):
         """Return labels of FiftyOne by name.
 
         `segmentation`, of networks with a class map: class index + 1, 0 void, crowds included. `detections`: the things
-        of a panoptic map, or the detections, with masks if the network has them; the box of an object with a mask is
-        that of its pixels, over which FiftyOne stretches the mask. `classification`: the most probable class.
+        of a panoptic map, or the detections, with masks if the network has them; the box of an object with a mask
+        bounds its pixels, over which FiftyOne stretches the mask. `classification`: the most probable class.
 
         Raises
         ------

@@ -82,7 +82,7 @@ class Detections(ImageResult, Sequence[Detection]):
     """The objects that a detection or instance segmentation network found in an image, at the size of the image.
 
     A sequence of :class:`Detection`, class by class in the order of the classes, then by descending score. Objects may
-    overlap. Masks are those of the original's evaluation: probability above 0.5 at the size of the network's input,
+    overlap. Masks are made as in the original's evaluation: probability above 0.5 at the size of the network's input,
     resized to the image by nearest neighbour.
 
     Attributes

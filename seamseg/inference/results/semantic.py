@@ -33,7 +33,7 @@ class SemanticMap(ImageResult):
 
     Notes
     -----
-    Both maps are those of the network's input, resized by nearest neighbour. Two results are equal if their maps are.
+    Both maps are resized from the network's input by nearest neighbour. Two results are equal if their maps are.
 
     Examples
     --------

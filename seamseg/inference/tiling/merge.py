@@ -35,7 +35,7 @@ class TileDetections:
     def of(
         prediction: ArrayPrediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)
     ) -> TileDetections:
-        """Return those of a part of the image, scaled and then shifted, `(y, x)` each."""
+        """Return the detections of a part of the image, scaled and then shifted, `(y, x)` each."""
         boxes = prediction.boxes * np.array(scale * 2, np.float32) + np.array(offset * 2, np.float32)
         return TileDetections(boxes, prediction.classes, prediction.scores, prediction.mask_logits)
 

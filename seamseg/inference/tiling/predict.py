@@ -29,7 +29,7 @@ def predict_in_tiles(
 ) -> ArrayPrediction:
     """Run the network on overlapping tiles of an image and merge the predictions.
 
-    The class of a pixel is that of the tile whose edge is farthest. Objects too large for the overlap come from an
+    The class of a pixel comes from the tile whose edge is farthest. Objects too large for the overlap come from an
     additional view of the whole image, shrunk to the pixels of a tile. Only the pixels and the maps (one byte a pixel)
     are as large as the image.
 
@@ -86,7 +86,7 @@ def _with_core(whole: np.ndarray | None, part: np.ndarray, tile: Tile, size: tup
 
 
 def _with_sum(whole: np.ndarray | None, part: np.ndarray, tile: Tile, size: tuple[int, int]) -> np.ndarray:
-    """Add the map of a tile to that of the image, which is made with the first tile."""
+    """Add the map of a tile to the map of the image, which is made with the first tile."""
     if whole is None:
         whole = np.zeros((*part.shape[:-2], *size), np.float32)
     whole[..., tile.y.start : tile.y.stop, tile.x.start : tile.x.stop] += part

@@ -13,7 +13,7 @@ AUTO_SIDE = 2048
 LEAST_SIDE = 128
 """Minimum side of tiles: smaller ones give the network too little context."""
 STRIDE = 32
-"""Tiles start at multiples of this, the stride of the network, so that its cells match those of the whole image."""
+"""Tiles start at multiples of this, the stride of the network, so that its cells match the cells of the whole image."""
 
 
 @dataclass(frozen=True)
