@@ -127,7 +127,8 @@ def openvino_core() -> Any:
     """Return the only `openvino.Core` of this process, which is never dropped.
 
     A core gives the thread that loads its CPU plugin an alternate signal stack. When several are dropped, the stack of
-    the first, which no longer exists, stays in use: the next signal that Python handles would end the process by SIGSEGV.
+    the first, which no longer exists, stays in use: the next signal that Python handles would end the process by
+    SIGSEGV.
     """
     import openvino
 

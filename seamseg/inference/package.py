@@ -1,7 +1,7 @@
 """Running an AOTInductor package (`.pt2`): the reader of the compiled networks that `seamseg export` writes.
 
-A package holds machine code, which runs as soon as it is loaded: it is a program, load those that you trust. A file that
-does not state to be a package of this project is refused before that.
+A package holds machine code, which runs as soon as it is loaded: it is a program, load those that you trust. A file
+that does not state to be a package of this project is refused before that.
 """
 
 from __future__ import annotations
