@@ -57,8 +57,7 @@ class OpenedModel(Protocol):
 class Predictor(Generic[R]):
     """Segmentation of, or detection in single images; the network decides the type `R` of the results.
 
-    These are :class:`seamseg.inference.results.Panoptic`, :class:`seamseg.inference.results.Detections`,
-    :class:`seamseg.inference.results.SemanticMap` or :class:`seamseg.inference.results.Classification`.
+    The type is a class of :mod:`seamseg.inference.results`: `Panoptic`, `Detections`, `SemanticMap` or `Classification`.
 
     Parameters
     ----------

@@ -106,7 +106,7 @@ class CustomNetwork(nn.Module):
     def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
         """Return what runs the network on images `H x W x 3` uint8; None for :meth:`predict`.
 
-        It is an :class:`seamseg.inference.predictor.InferenceNetwork`.
+        It is an :class:`seamseg.predictions.InferenceNetwork`.
         """
         return None
 

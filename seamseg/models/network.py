@@ -156,7 +156,7 @@ class Network(nn.Module):
         return None
 
     def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
-        """Return the network's own :class:`seamseg.inference.predictor.InferenceNetwork`; None without one."""
+        """Return the network's own :class:`seamseg.predictions.InferenceNetwork`; None without one."""
         return None
 
     def dense_part(self) -> nn.Module:
