@@ -180,7 +180,8 @@ def mark_code(app, what, name, obj, options, lines) -> None:  # type: ignore[no-
         lines.clear()
     for number, line in enumerate(lines):
         marked = re.sub(r"(?<![:`\w])`([^`]+)`(?!`)(?=(\w?))", _literal, line)
-        lines[number] = marked
+        # names of files such as *.onnx are no emphasis
+        lines[number] = re.sub(r"(?<= )\*\.", r"\*.", marked)
 
 
 def _literal(match: re.Match[str]) -> str:
