@@ -57,7 +57,7 @@ class OpenedModel(Protocol):
 class Predictor(Generic[R]):
     """Segmentation of, or detection in single images; the network decides the type `R` of the results.
 
-    The type is a class of :mod:`seamseg.inference.results`: `Panoptic`, `Detections`, `SemanticMap` or `Classification`.
+    It is a class of :mod:`seamseg.inference.results`: `Panoptic`, `Detections`, `SemanticMap` or `Classification`.
 
     Parameters
     ----------
