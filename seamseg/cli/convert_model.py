@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from seamseg.cli.model_options import add_foreign_model_options, check_model
+from seamseg.cli.model_options import add_foreign_model_options, check_model, options_of
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
-
-if TYPE_CHECKING:
-    from seamseg.deploy.model_folder import ConversionOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,21 +37,14 @@ def add_conversion(parser: argparse.ArgumentParser) -> None:
     add_foreign_model_options(parser)
 
 
-def conversion_options(args: argparse.Namespace, force: bool) -> ConversionOptions:
-    """Return the options of :func:`add_conversion`."""
-    from seamseg.deploy.model_folder import ConversionOptions
-
-    return ConversionOptions(args.licence, args.config, args.meta, args.overrides, force)
-
-
 def run(args: argparse.Namespace) -> int:
     """Convert the model and print a summary."""
     require_packages("safetensors")
     check_model(args.model)
-    from seamseg.deploy.model_folder import convert_model
+    from seamseg.deploy.model_folder import ConversionOptions, convert_model
     from seamseg.utils.limits import format_bytes
 
-    made = convert_model(args.model, args.out, conversion_options(args, args.force))
+    made = convert_model(args.model, args.out, options_of(args, ConversionOptions))
     for file in sorted(Path(args.out).iterdir()):
         echo(f"{file}  {format_bytes(file.stat().st_size)}")
     counts = f"{made.metadata.num_classes} classes, {made.num_parameters} parameters"

@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seamseg.cli.convert_model import add_conversion, conversion_options
-from seamseg.cli.model_options import check_model
+from seamseg.cli.convert_model import add_conversion
+from seamseg.cli.model_options import check_model, options_of
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
 
@@ -54,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     require_packages("huggingface_hub", "safetensors")
     check_model(args.model)
     from seamseg.deploy.model_card import CardOptions, push_model
+    from seamseg.deploy.model_folder import ConversionOptions
 
-    card = CardOptions(args.scores, args.datasets)
-    uri = push_model(args.model, args.repo, conversion_options(args, args.force), card, args.private, args.dry_run)
+    conversion, card = options_of(args, ConversionOptions), options_of(args, CardOptions)
+    uri = push_model(args.model, args.repo, conversion, card, args.private, args.dry_run)
     if uri is not None:
         echo(uri)
         return 0
