@@ -362,7 +362,7 @@ class Predictor(Generic[R]):
 
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of an image of `(height, width)` from the output of the network, without its image."""
-        make: Any = result_of(self.kind).of
+        make = result_of(self.kind).of
         result = make(prediction, native_size, self.metadata, self.thresholds, self.classes)
         if prediction.maps and self.map_formats:
             result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})

@@ -70,7 +70,7 @@ def test_class_maps_and_classifications(monkeypatch):
     found = SemanticMap(np.array([[0, 3, VOID]], np.uint8), metadata=CLASSES)
     assert found.to_fiftyone()["segmentation"].mask.tolist() == [[1, 4, 0]]
     probabilities = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
-    label = Classification(probabilities, (2, 3), CLASSES).to_fiftyone()["classification"]
+    label = Classification(probabilities, (2, 3), metadata=CLASSES).to_fiftyone()["classification"]
     assert (label if isinstance(label, tuple) else (label.label, label.confidence)) == ("person", 0.625)
     monkeypatch.setitem(sys.modules, "fiftyone", None)
     with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs fiftyone .*: pip install fiftyone"):
@@ -86,7 +86,7 @@ def test_detections(masks):
         Detection("car", 3, 0.75, (9.5, 19.25, 16.0, 28.0), (40, 80), crop if masks else None, (10, 20)),
         Detection("person", 2, 0.5, (0.0, 0.0, 4.0, 8.0), (40, 80), np.zeros((2, 2), bool) if masks else None),
     ]
-    (label,) = Detections(objects, (40, 80), masks, CLASSES).to_fiftyone().values()
+    (label,) = Detections(objects, (40, 80), masks, metadata=CLASSES).to_fiftyone().values()
     car, person = label.detections
     assert [(d.label, d.confidence) for d in (car, person)] == [("car", 0.75), ("person", 0.5)]
     assert person.mask is None

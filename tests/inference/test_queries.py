@@ -192,5 +192,5 @@ def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
     for scored, wanted in ((found, ranked_by_masks(found)), (replace(found, queries=None), found)):
         scorer = InstanceScorer(validator, None)
         scorer.add(item, scored)
-        listed = [detection.score for detection in scorer._evaluator.images[0].detections]
+        listed = [detection.score for detection in scorer._images[0].detections]
         assert sorted(listed) == sorted(wanted.scores.tolist())

@@ -95,10 +95,10 @@ def test_the_best_of_overlapping_objects_is_on_top():
     low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), np.ones((6, 8), bool))
     high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), np.ones((3, 4), bool), (2, 2))
     for shown in ([low, high], [high, low]):
-        ids = encoding._object_index_map(Detections(shown, (10, 10), True, names), (10, 10))
+        ids = encoding._object_index_map(Detections(shown, (10, 10), True, metadata=names), (10, 10))
         assert (shown[ids[3, 3] - 1], shown[ids[0, 0] - 1], ids[9, 9]) == (high, low, 0)
     boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
-    ids = encoding._object_index_map(Detections(boxes, (10, 10), False, names), (10, 10))
+    ids = encoding._object_index_map(Detections(boxes, (10, 10), False, metadata=names), (10, 10))
     assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -49,8 +48,9 @@ class LabelledObject(NamedTuple):
     mask: np.ndarray | None
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ImageResult(ABC):
-    """The result of a prediction on an image; results are frozen dataclasses.
+    """The result of a prediction on an image.
 
     Attributes
     ----------
@@ -68,11 +68,10 @@ class ImageResult(ABC):
     kinds: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     counted: ClassVar[str]
-    image_size: tuple[int, int]
     metadata: Metadata
-    prediction: ArrayPrediction | None
-    source: SourceImage
-    maps: Mapping[str, np.ndarray] = MappingProxyType({})
+    prediction: ArrayPrediction | None = None
+    source: SourceImage = None
+    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     @abstractmethod
@@ -96,9 +95,9 @@ class ImageResult(ABC):
         """
 
     @property
+    @abstractmethod
     def size(self) -> tuple[int, int]:
-        """`(height, width)` of the image; results without a map have it as `image_size`."""
-        return self.image_size
+        """`(height, width)` of the image."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
@@ -120,7 +119,7 @@ class ImageResult(ABC):
         """Return the result with its image, and with a copy of the output of the network."""
         compact = None if prediction is None else prediction.copy()
         maps = self.maps if compact is None else {name: compact.maps[name] for name in self.maps}
-        return cast(R, replace(cast(Any, self), source=image, prediction=compact, maps=maps))
+        return replace(self, source=image, prediction=compact, maps=maps)
 
     @property
     def image(self) -> np.ndarray | None:
@@ -280,7 +279,7 @@ class ImageResult(ABC):
         try:
             return self.draw()
         except InputError:  # the file of the image may have moved
-            return cast(ImageResult, replace(cast(Any, self), source=None)).draw()
+            return replace(self, source=None).draw()
 
 
 def supervision_detections(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import Drawable, ImageResult, SourceImage, import_library
+from seamseg.inference.results.base import Drawable, ImageResult, import_library
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize.overlay import short_name
 
@@ -39,10 +39,6 @@ class Classification(ImageResult):
     counted = "classes"
     probabilities: np.ndarray
     image_size: tuple[int, int]
-    metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
-    prediction: ArrayPrediction | None = None
-    source: SourceImage = None
-    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -59,7 +55,12 @@ class Classification(ImageResult):
         if classes is not None:
             logits = np.where(np.isin(np.arange(len(logits)), list(classes)), logits, -np.inf)
         shares = np.exp(logits - logits.max())
-        return Classification((shares / shares.sum()).astype(np.float32), size, metadata.without_images())
+        return Classification((shares / shares.sum()).astype(np.float32), size, metadata=metadata.without_images())
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the image."""
+        return self.image_size
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Classification):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,7 +19,6 @@ from seamseg.inference.results.base import (
     Drawable,
     ImageResult,
     LabelledObject,
-    SourceImage,
     supervision_detections,
 )
 from seamseg.predictions import ArrayPrediction
@@ -111,10 +110,6 @@ class Detections(ImageResult, Sequence[Detection]):
     detections: list[Detection]
     image_size: tuple[int, int]
     has_masks: bool
-    metadata: Metadata
-    prediction: ArrayPrediction | None = None
-    source: SourceImage = None
-    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -128,7 +123,12 @@ class Detections(ImageResult, Sequence[Detection]):
         """See :meth:`seamseg.inference.results.base.ImageResult.of`."""
         chosen = choose_detections(prediction, metadata.num_stuff, thresholds.score_threshold, classes)
         found = [_named(d, metadata, size) for d in paste_detections(chosen, size, by_nearest=True)]
-        return Detections(found, size, prediction.mask_logits is not None, metadata.without_images())
+        return Detections(found, size, prediction.mask_logits is not None, metadata=metadata.without_images())
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the image."""
+        return self.image_size
 
     def __len__(self) -> int:
         return len(self.detections)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,6 @@ class Panoptic(PanopticResult, ImageResult):
     kinds = ("panoptic",)
     options = ("score_threshold", "overlap_threshold", "min_stuff_area")
     counted = "segments"
-    metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
-    prediction: ArrayPrediction | None = None
-    source: SourceImage = None
-    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
-
     segments: list[NamedSegment]  # type: ignore[assignment]
 
     @classmethod
@@ -101,7 +96,7 @@ class Panoptic(PanopticResult, ImageResult):
     def of_map(result: PanopticResult, metadata: Metadata, image: SourceImage = None) -> Panoptic:
         """Return a panoptic map with the names of its classes, and with its image if given."""
         named = [_named(s, metadata) for s in result.segments]
-        found = Panoptic(result.id_rows, named, metadata.without_images())  # type: ignore[arg-type]  # see its field
+        found = Panoptic(result.id_rows, named, metadata=metadata.without_images())  # type: ignore[arg-type]  # see its field
         return found if image is None else found.with_image(image)
 
     def __eq__(self, other: object) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import Drawable, ImageResult, SourceImage
+from seamseg.inference.results.base import Drawable, ImageResult
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
@@ -48,10 +48,6 @@ class SemanticMap(ImageResult):
     counted = "segments"
     classes: np.ndarray
     probability: np.ndarray | None = None
-    metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
-    prediction: ArrayPrediction | None = None
-    source: SourceImage = None
-    maps: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -70,7 +66,7 @@ class SemanticMap(ImageResult):
             found = _only(found, classes)
         surest = prediction.maps.get("probability")
         surest = None if surest is None else resize_nearest(surest, size)
-        return SemanticMap(found, surest, metadata.without_images())
+        return SemanticMap(found, surest, metadata=metadata.without_images())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SemanticMap):
