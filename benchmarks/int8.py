@@ -91,7 +91,8 @@ def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 def train_for_int8(args: argparse.Namespace, run: Path) -> Path:
     """Train the network for int8, for an epoch at a low rate; return the run folder."""
-    from seamseg.training.run import TrainingOptions, run_training
+    from seamseg.training.options import TrainingOptions
+    from seamseg.training.run import run_training
 
     rate = ("optimizer.lr=1e-4", "scheduler.burn_in_steps=0", "scheduler.type=poly", 'scheduler.params={"gamma": 0.9}')
     changes = ("general.qat=yes", "scheduler.epochs=1", *rate)

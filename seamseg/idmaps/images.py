@@ -13,7 +13,7 @@ BAND_BYTES = 1 << 23
 
 
 def overlay(
-    photo: np.ndarray,
+    image: np.ndarray,
     ids: np.ndarray,
     rows: np.ndarray,
     columns: np.ndarray | None,
@@ -25,9 +25,9 @@ def overlay(
 
     Parameters
     ----------
-    photo : `h x w x 3` uint8, some or all rows of the image
+    image : `h x w x 3` uint8, some or all rows of the image
     ids : `H x W` int32, the whole map; ids that are negative or not below `K` are drawn as 0
-    rows, columns : int64, the row of the map that each row of `photo` shows, and the column that each column shows;
+    rows, columns : int64, the row of the map that each row of `image` shows, and the column that each column shows;
         None for the same columns
     colors : `K x 3` uint8, of each id
     outlined : `K` bool, whether each id is outlined; id 0 never is
@@ -42,10 +42,10 @@ def overlay(
     ValueError
         if an argument has another type, shape or range
     """
-    (height, width), (map_height, map_width), count = photo.shape[:2], ids.shape, len(colors)
+    (height, width), (map_height, map_width), count = image.shape[:2], ids.shape, len(colors)
     if columns is None and map_width != width:
         raise ValueError(f"overlay: ids have {map_width} columns and the image {width}: columns are needed")
-    _require("overlay", "image", photo, np.uint8, (height, width, 3))
+    _require("overlay", "image", image, np.uint8, (height, width, 3))
     _require("overlay", "ids", ids, np.int32, ids.shape)
     _require("overlay", "colors", colors, np.uint8, (count, 3))
     _require("overlay", "outlined", outlined, bool, (count,))
@@ -54,9 +54,9 @@ def overlay(
         _require_index("columns", columns, width, map_width)
     if not count or (share is not None and not 0 <= operator.index(share) <= 256):
         raise ValueError(f"overlay: id 0 needs a colour, and share must be 0 to 256, got {count} colours and {share}")
-    if photo.size == 0:
-        return np.empty_like(photo)
-    return (library.functions or reference).overlay(photo, ids, rows, columns, colors, outlined, share)
+    if image.size == 0:
+        return np.empty_like(image)
+    return (library.functions or reference).overlay(image, ids, rows, columns, colors, outlined, share)
 
 
 def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:

@@ -204,7 +204,7 @@ class Library:
 
     def overlay(
         self,
-        photo: np.ndarray,
+        image: np.ndarray,
         ids: np.ndarray,
         rows: np.ndarray,
         columns: np.ndarray | None,
@@ -214,7 +214,7 @@ class Library:
     ) -> np.ndarray:
         """See :func:`seamseg.idmaps.images.overlay`."""
         pixels, cells, lines, shown, flags = (
-            np.require(x, None, ("C", "A")) for x in (photo, ids, rows, colors, outlined)
+            np.require(x, None, ("C", "A")) for x in (image, ids, rows, colors, outlined)
         )
         across = None if columns is None else np.require(columns, None, ("C", "A"))
         drawn = np.empty(pixels.shape, np.uint8)

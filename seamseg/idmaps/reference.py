@@ -194,7 +194,7 @@ def mask_boxes(logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
 
 
 def overlay(
-    photo: np.ndarray,
+    image: np.ndarray,
     ids: np.ndarray,
     rows: np.ndarray,
     columns: np.ndarray | None,
@@ -211,13 +211,13 @@ def overlay(
     if columns is not None:
         lines, drawn = lines[:, columns], drawn[:, columns]
     if share is None:
-        image: np.ndarray = ((photo.astype(np.uint16) + drawn) // 2).astype(np.uint8)
+        blended: np.ndarray = ((image.astype(np.uint16) + drawn) // 2).astype(np.uint8)
     else:
         # the largest sum, 255 * 256 + 128, fits
-        mixed = photo.astype(np.uint16) * np.uint16(256 - share) + drawn.astype(np.uint16) * np.uint16(share)
-        image = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
-    image[lines] = 255
-    return image
+        mixed = image.astype(np.uint16) * np.uint16(256 - share) + drawn.astype(np.uint16) * np.uint16(share)
+        blended = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
+    blended[lines] = 255
+    return blended
 
 
 def outlines(instances: np.ndarray) -> np.ndarray:

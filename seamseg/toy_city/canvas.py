@@ -107,9 +107,9 @@ class Canvas:
     """Image and labels of `width x height` canvas pixels; each drawing call paints both, the labels with a key."""
 
     def __init__(self, base: np.ndarray, labels: np.ndarray, keys: list[int]) -> None:
-        self.photo = Image.fromarray(base)
+        self.image = Image.fromarray(base)
         self.labels = Image.fromarray(labels)
-        self._photo = ImageDraw.Draw(self.photo)
+        self._image = ImageDraw.Draw(self.image)
         self._labels = ImageDraw.Draw(self.labels)
         self._ids = keys
         self.glows: list[tuple[float, float, float, Color]] = []
@@ -123,7 +123,7 @@ class Canvas:
     def polygon(self, points: Points, color: Color | None, key: int | None) -> None:
         """Fill a polygon; `color` None does not change the image, `key` None not the labels."""
         if color is not None:
-            self._photo.polygon(points, fill=color)
+            self._image.polygon(points, fill=color)
         if key is not None:
             self._labels.polygon(points, fill=key)
 
@@ -131,14 +131,14 @@ class Canvas:
         """Fill an upright ellipse."""
         box = (x - rx, y - ry, x + rx, y + ry)
         if color is not None:
-            self._photo.ellipse(box, fill=color)
+            self._image.ellipse(box, fill=color)
         if key is not None:
             self._labels.ellipse(box, fill=key)
 
     def stroke(self, points: Points, width: float, color: Color | None, key: int | None) -> None:
         """Draw a line with round joints and ends."""
         w = max(1, round(width))
-        for draw, fill in ((self._photo, color), (self._labels, key)):
+        for draw, fill in ((self._image, color), (self._labels, key)):
             if fill is None:
                 continue
             draw.line(points, fill=fill, width=w)
@@ -151,9 +151,9 @@ class Canvas:
         """Add a soft light, which is applied to the final image."""
         self.glows.append((x / SUPERSAMPLING, y / SUPERSAMPLING, radius / SUPERSAMPLING, color))
 
-    def final_photo(self) -> np.ndarray:
+    def final_image(self) -> np.ndarray:
         """Return the averaged image, float32."""
-        return np.asarray(self.photo.reduce(SUPERSAMPLING)).astype(np.float32)
+        return np.asarray(self.image.reduce(SUPERSAMPLING)).astype(np.float32)
 
     def final_ids(self) -> np.ndarray:
         """Return the subsampled labels as official ids, uint16."""

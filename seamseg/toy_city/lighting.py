@@ -90,9 +90,9 @@ def random_light(rng: Rng) -> Light:
     )
 
 
-def add_glow(photo: np.ndarray, glows: list[tuple[float, float, float, Color]]) -> None:
+def add_glow(image: np.ndarray, glows: list[tuple[float, float, float, Color]]) -> None:
     """Add soft lights `(x, y, radius, colour)` to a float `H x W x 3` image in place."""
-    height, width = photo.shape[:2]
+    height, width = image.shape[:2]
     for x, y, radius, color in glows:
         y0, y1 = max(0, int(y - radius)), min(height, int(y + radius) + 1)
         x0, x1 = max(0, int(x - radius)), min(width, int(x + radius) + 1)
@@ -100,41 +100,41 @@ def add_glow(photo: np.ndarray, glows: list[tuple[float, float, float, Color]]) 
             continue
         yy, xx = np.ogrid[y0:y1, x0:x1]
         fall = np.clip(1 - np.sqrt((yy - y) ** 2 + (xx - x) ** 2) / radius, 0, 1).astype(np.float32) ** 2
-        photo[y0:y1, x0:x1] += fall[..., None] * np.asarray(color, np.float32)
+        image[y0:y1, x0:x1] += fall[..., None] * np.asarray(color, np.float32)
 
 
-def develop(photo: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
+def develop(image: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
     """Apply the effects of lens and sensor: vignette, exposure, contrast, white balance, blur, noise.
 
     Parameters
     ----------
-    photo : float32 `H x W x 3`, 0-255; changed in place
+    image : float32 `H x W x 3`, 0-255; changed in place
 
     Returns
     -------
     uint8 `H x W x 3`
     """
-    height, width = photo.shape[:2]
+    height, width = image.shape[:2]
     yy = np.linspace(-1, 1, height, dtype=np.float32)[:, None]
     xx = np.linspace(-1, 1, width, dtype=np.float32)[None]
     vignette = 1 - np.float32(rng.uniform(0, 0.16)) * (yy * yy + xx * xx)
     for channel in range(3):
-        photo[..., channel] *= vignette
+        image[..., channel] *= vignette
     exposed = rng.uniform(66, 92) if light.kind == "night" else rng.uniform(105, 148)
-    photo *= (exposed / max(float(photo.mean()), 1.0) * rng.uniform(0.95, 1.05, 3)).astype(np.float32)
+    image *= (exposed / max(float(image.mean()), 1.0) * rng.uniform(0.95, 1.05, 3)).astype(np.float32)
     contrast = rng.uniform(0.9, 1.25)
-    middle = np.float32(photo.mean())
-    photo -= middle
-    photo *= np.float32(contrast)
-    photo += middle
+    middle = np.float32(image.mean())
+    image -= middle
+    image *= np.float32(contrast)
+    image += middle
     radius = max(0.0, rng.uniform(-0.6, 0.7))
     if radius > 0.1:
-        soft = Image.fromarray(np.clip(photo, 0, 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(radius))
-        photo = np.asarray(soft).astype(np.float32)
+        soft = Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(radius))
+        image = np.asarray(soft).astype(np.float32)
     sigma = rng.uniform(2, 4) if light.kind == "night" else rng.uniform(0.5, 3)
-    photo += rng.standard_normal((height, width, 1), dtype=np.float32) * np.float32(sigma * 0.8)
-    photo += rng.standard_normal(photo.shape, dtype=np.float32) * np.float32(sigma * 0.6)
-    return np.clip(photo + 0.5, 0, 255).astype(np.uint8)
+    image += rng.standard_normal((height, width, 1), dtype=np.float32) * np.float32(sigma * 0.8)
+    image += rng.standard_normal(image.shape, dtype=np.float32) * np.float32(sigma * 0.6)
+    return np.clip(image + 0.5, 0, 255).astype(np.uint8)
 
 
 def sky(light: Light, height: int, width: int, horizon: float, rng: Rng) -> np.ndarray:

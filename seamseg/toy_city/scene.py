@@ -34,7 +34,7 @@ def render_scene(
 
     Returns
     -------
-    photo : uint8 `H x W x 3`
+    image : uint8 `H x W x 3`
     ids : uint16 `H x W`, the values of Cityscapes' `instanceIds.png`
     """
     rng = scene_rng(seed, split, index)
@@ -46,11 +46,11 @@ def render_scene(
     objects = plan_scene(camera, street, empty, rng)
     slots = _slots(rng)
 
-    photo = sky(light, camera.height, camera.width, camera.horizon, rng)
+    image = sky(light, camera.height, camera.width, camera.horizon, rng)
     keys = np.zeros((camera.height, camera.width), np.uint8)
-    paint_ground(photo, keys, camera, light, street, _shadows(camera, light, street, objects, slots), rng)
+    paint_ground(image, keys, camera, light, street, _shadows(camera, light, street, objects, slots), rng)
     canvas = Canvas(
-        np.clip(photo, 0, 255).astype(np.uint8), keys, [labels.SKY, labels.ROAD, labels.SIDEWALK, labels.BUILDING]
+        np.clip(image, 0, 255).astype(np.uint8), keys, [labels.SKY, labels.ROAD, labels.SIDEWALK, labels.BUILDING]
     )
     stage = Stage(camera, light, canvas, rng)
     paint_skyline(stage)
@@ -59,12 +59,12 @@ def render_scene(
     if not portrait and abs(camera.yaw) < 0.5 and rng.random() < 0.35:
         bonnet(stage, canvas.key(labels.EGO_VEHICLE))
 
-    photo, ids = canvas.final_photo(), canvas.final_ids()
+    image, ids = canvas.final_image(), canvas.final_ids()
     _group_tiny_instances(ids)
-    _add_surface(photo, ids, rng)
+    _add_surface(image, ids, rng)
     if light.night:
-        add_glow(photo, canvas.glows)
-    developed = develop(photo, light, rng)
+        add_glow(image, canvas.glows)
+    developed = develop(image, light, rng)
     if rng.random() < 0.12:
         _mask_border(developed, ids, rng)
     return developed, ids
@@ -220,7 +220,7 @@ def _group_tiny_instances(ids: np.ndarray) -> None:
             ids[ids == value] = value // 1000
 
 
-def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
+def _add_surface(image: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     """Add leaf noise on vegetation, stains and grain on walls, dirt on everything, in place."""
     height, width = ids.shape
     tile = noise_tile(rng)
@@ -234,11 +234,11 @@ def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     surface = 1 + strength[category] * grain
     stained = 1 + np.where(category == labels.SKY, 0, np.float32(0.22) * stains)
     for channel in range(3):
-        photo[..., channel] *= surface
-        photo[..., channel] *= stained
+        image[..., channel] *= surface
+        image[..., channel] *= stained
 
 
-def _mask_border(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
+def _mask_border(image: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     """Add black margins as rectification produces them, labelled out of roi, in place."""
     height, width = ids.shape
     margin = max(2, int(min(height, width) * rng.uniform(0.015, 0.04)))
@@ -248,5 +248,5 @@ def _mask_border(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     margins = (outside[:margin], outside[-margin:], outside[:, :margin], outside[:, -margin:])
     for on, part in zip(sides, margins):
         part[:] |= on
-    photo[outside] = int(rng.integers(0, 12))
+    image[outside] = int(rng.integers(0, 12))
     ids[outside] = labels.OUT_OF_ROI

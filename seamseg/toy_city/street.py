@@ -37,13 +37,13 @@ def random_street(rng: Rng) -> Street:
 
 
 def paint_ground(
-    photo: np.ndarray, ids: np.ndarray, camera: Camera, light: Light, street: Street, shadow: np.ndarray, rng: Rng
+    image: np.ndarray, ids: np.ndarray, camera: Camera, light: Light, street: Street, shadow: np.ndarray, rng: Rng
 ) -> None:
     """Paint road and pavements below the horizon, in place.
 
     Parameters
     ----------
-    photo : float32 `H x W x 3`
+    image : float32 `H x W x 3`
     ids : uint8 `H x W` keys; here 1 becomes road and 2 pavement
     shadow : uint8 `H x W`, 255 in cast shadows
     """
@@ -90,7 +90,7 @@ def paint_ground(
         ground[marks] = white[channel]
         ground *= lit[channel] * shade
         ground += (haze - ground) * fog
-        photo[first:, :, channel] = ground
+        image[first:, :, channel] = ground
     ids[first:] = np.where(road, 1, 2)
 
 

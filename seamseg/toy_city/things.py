@@ -72,18 +72,18 @@ def generate_toy_things(
 def _write_things(folder: Path, seed: int, scene: tuple[str, int]) -> list[str]:
     """Write the things of a scene; return the class of each."""
     split, index = scene
-    photo, ids = render_scene(seed, split, index, SCENE_SIZE)
+    image, ids = render_scene(seed, split, index, SCENE_SIZE)
     names = []
     for value in np.unique(ids[ids >= 1000]).tolist():
-        image = cut_out(photo, ids == value)
-        if image is not None:
+        found = cut_out(image, ids == value)
+        if found is not None:
             name = labels.NAMES[value // 1000]
-            save_png(folder / split / name / f"{index:05d}_{value}.png", image)
+            save_png(folder / split / name / f"{index:05d}_{value}.png", found)
             names.append(name)
     return names
 
 
-def cut_out(photo: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
+def cut_out(image: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
     """Cut out the square around a thing with the visible pixels `mask`, as far as it is inside the image.
 
     None if the thing touches the border of the image, is small or mostly hidden.
@@ -100,4 +100,4 @@ def cut_out(photo: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
     side = round(_MARGIN * longest)
     y = max(0, min((top + bottom - side) // 2, height - side))
     x = max(0, min((left + right - side) // 2, width - side))
-    return np.ascontiguousarray(photo[y : y + side, x : x + side])
+    return np.ascontiguousarray(image[y : y + side, x : x + side])

@@ -45,8 +45,8 @@ class _Job:
     def paths(self) -> tuple[Path, Path, Path]:
         """Return the paths of image, instance ids and label ids."""
         truth = self.root / "gtFine" / self.split / CITY / f"{self.name}_gtFine"
-        photo = self.root / "leftImg8bit" / self.split / CITY / f"{self.name}_leftImg8bit.png"
-        return photo, Path(f"{truth}_instanceIds.png"), Path(f"{truth}_labelIds.png")
+        image = self.root / "leftImg8bit" / self.split / CITY / f"{self.name}_leftImg8bit.png"
+        return image, Path(f"{truth}_instanceIds.png"), Path(f"{truth}_labelIds.png")
 
 
 def generate_toy_city(
@@ -108,9 +108,9 @@ def check_scenes(what: str, train: int, val: int, seed: int, least: int) -> None
 
 
 def _write_scene(job: _Job) -> None:
-    photo, ids = render_scene(job.seed, job.split, job.index, job.size)
+    image, ids = render_scene(job.seed, job.split, job.index, job.size)
     label_ids = np.where(ids >= 1000, ids // 1000, ids).astype(np.uint8)
-    for path, array in zip(job.paths(), (photo, ids, label_ids)):
+    for path, array in zip(job.paths(), (image, ids, label_ids)):
         save_png(path, array)
 
 

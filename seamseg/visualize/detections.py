@@ -48,7 +48,7 @@ class DrawnObject(Protocol):
 
 
 def draw_detections(
-    photo: np.ndarray,
+    image: np.ndarray,
     objects: Sequence[DrawnObject],
     size: tuple[int, int],
     palette: Palette,
@@ -59,8 +59,8 @@ def draw_detections(
 
     Parameters
     ----------
-    photo : uint8 `H x W x 3`
-    objects : objects in pixels of an image of `size`, scaled to `photo` if it has another size
+    image : uint8 `H x W x 3`
+    objects : objects in pixels of an image of `size`, scaled to `image` if it has another size
     size : `(height, width)`
     palette : one row `r, g, b` per class
     labels : write class and score above each box, or within it at the upper edge of the image
@@ -71,37 +71,37 @@ def draw_detections(
     uint8 `H x W x 3`
     """
     colors = padded_palette(palette)
-    image = Image.fromarray(np.array(photo))
+    canvas = Image.fromarray(np.array(image))
     ordered = sorted(objects, key=lambda d: d.score)
     for d in ordered:
-        _paint(image, d, size, tuple(colors[d.category].tolist()), opacity)
-    draw = ImageDraw.Draw(image)
-    shortest = min(photo.shape[:2])
+        _paint(canvas, d, size, tuple(colors[d.category].tolist()), opacity)
+    draw = ImageDraw.Draw(canvas)
+    shortest = min(image.shape[:2])
     width = max(1, round(shortest / 350))
     for d in ordered:
-        _outline(draw, _scaled_box(d, size, photo.shape), tuple(colors[d.category].tolist()), width)
+        _outline(draw, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()), width)
     if labels:
         for d in ordered:
-            _label(image, draw, d, _scaled_box(d, size, photo.shape), tuple(colors[d.category].tolist()))
-    return np.asarray(image)
+            _label(canvas, draw, d, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()))
+    return np.asarray(canvas)
 
 
 def draw_legacy(
-    photo: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
+    image: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
 ) -> np.ndarray:
     """Draw objects as the original's `test_instance_seg.py` does, before JPEG compression; no text.
 
     Parameters are those of :func:`draw_detections`; the objects are drawn in their order.
     """
     colors = padded_palette(palette)
-    image = Image.fromarray(np.array(photo))
-    draw = ImageDraw.Draw(image)
+    canvas = Image.fromarray(np.array(image))
+    draw = ImageDraw.Draw(canvas)
     for d in objects:
         color = tuple(colors[d.category].tolist())
-        _paint(image, d, size, color, LEGACY_OPACITY)
-        y0, x0, y1, x1 = _scaled_box(d, size, photo.shape)
+        _paint(canvas, d, size, color, LEGACY_OPACITY)
+        y0, x0, y1, x1 = _scaled_box(d, size, image.shape)
         draw.rectangle((x0, y0, x1, y1), outline=color, width=LEGACY_LINE)
-    return np.asarray(image)
+    return np.asarray(canvas)
 
 
 def _scaled_box(d: DrawnObject, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[float, float, float, float]:

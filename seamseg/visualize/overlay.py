@@ -24,7 +24,7 @@ Palette = Sequence[Sequence[int]] | np.ndarray
 
 
 def draw_overlay(
-    photo: np.ndarray,
+    image: np.ndarray,
     result: PanopticResult,
     palette: Palette,
     categories: Sequence[str] | None = None,
@@ -39,7 +39,7 @@ def draw_overlay(
 
     Parameters
     ----------
-    photo : uint8 `H x W x 3`
+    image : uint8 `H x W x 3`
     result : panoptic map, resized to the image if the sizes differ
     palette : one row `r, g, b` per class, stuff first
     categories : class names, needed for `labels`
@@ -51,11 +51,11 @@ def draw_overlay(
     -------
     uint8 `H x W x 3`
     """
-    return np.asarray(overlay_image(photo, result, palette, categories, labels, opacity, outlined))
+    return np.asarray(overlay_image(image, result, palette, categories, labels, opacity, outlined))
 
 
 def overlay_image(
-    photo: np.ndarray,
+    image: np.ndarray,
     result: PanopticResult,
     palette: Palette,
     categories: Sequence[str] | None = None,
@@ -68,21 +68,21 @@ def overlay_image(
         raise ValueError("draw_overlay: labels=True needs the categories")
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
-    (height, width), draw = photo.shape[:2], _drawing(photo, result, palette, opacity, outlined)
+    (height, width), draw = image.shape[:2], _drawing(image, result, palette, opacity, outlined)
     rows = max(1, BAND_BYTES // (3 * width))
     if height <= rows:
-        image = Image.fromarray(draw(0, height))
+        canvas = Image.fromarray(draw(0, height))
     else:
-        image = Image.new("RGB", (width, height))
+        canvas = Image.new("RGB", (width, height))
         for y in range(0, height, rows):
-            image.paste(Image.fromarray(draw(y, min(y + rows, height))), (0, y))
+            canvas.paste(Image.fromarray(draw(y, min(y + rows, height))), (0, y))
     if labels and categories is not None:
-        _write_labels(image, result, padded_palette(palette), categories)
-    return image
+        _write_labels(canvas, result, padded_palette(palette), categories)
+    return canvas
 
 
 def _drawing(
-    photo: np.ndarray, result: PanopticResult, palette: Palette, opacity: float, outlined: bool
+    image: np.ndarray, result: PanopticResult, palette: Palette, opacity: float, outlined: bool
 ) -> Callable[[int, int], np.ndarray]:
     """Return the function that draws the rows of an overlay from one number to another."""
     count = max((s.id for s in result.segments), default=0) + 1
@@ -93,10 +93,10 @@ def _drawing(
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
     id_map = result.id_rows
-    rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, photo.shape[:2]))
+    rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, image.shape[:2]))
     if isinstance(id_map, np.ndarray) and id_map.dtype != np.int32:
         id_map = np.where((id_map >= 0) & (id_map < count), id_map, 0).astype(np.int32)
-    same = id_map.shape[1] == photo.shape[1]
+    same = id_map.shape[1] == image.shape[1]
     colors, share = padded_palette(palette)[classes], None if opacity == 0.5 else round(opacity * 256)
 
     def draw(start: int, stop: int) -> np.ndarray:
@@ -105,7 +105,7 @@ def _drawing(
         if isinstance(ids, ResizedIds):
             first = max(shown[0] - 2, 0)  # outlines depend on the two rows above and below
             ids, shown = ids[first : shown[-1] + 3], shown - first
-        return overlay(photo[band], ids, shown, None if same else columns, colors, instances, share)
+        return overlay(image[band], ids, shown, None if same else columns, colors, instances, share)
 
     return draw
 
@@ -157,7 +157,7 @@ def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTyp
 
 
 def draw_boxes(
-    photo: np.ndarray,
+    image: np.ndarray,
     boxes: np.ndarray,
     classes: np.ndarray | None = None,
     palette: Palette | None = None,
@@ -167,7 +167,7 @@ def draw_boxes(
 
     Parameters
     ----------
-    photo : uint8 `H x W x 3`
+    image : uint8 `H x W x 3`
     boxes : `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite boxes are skipped
     classes : `N` indices into the palette, None for one colour each
     palette : one row `r, g, b` per class
@@ -180,8 +180,8 @@ def draw_boxes(
     boxes = np.asarray(boxes, float).reshape(-1, 4)
     indices = np.arange(len(boxes)) if classes is None else np.asarray(classes, np.int64)
     colors = distinct_colors(256) if palette is None else padded_palette(palette)
-    image = Image.fromarray(np.ascontiguousarray(photo))
-    draw = ImageDraw.Draw(image)
+    canvas = Image.fromarray(np.ascontiguousarray(image))
+    draw = ImageDraw.Draw(canvas)
     for i, (y0, x0, y1, x1) in enumerate(boxes.tolist()):
         if not np.isfinite([y0, x0, y1, x1]).all():
             continue
@@ -189,7 +189,7 @@ def draw_boxes(
         # the corner is exclusive: the last pixel inside is drawn
         box = (x0, y0, max(x0, x1 - 1), max(y0, y1 - 1))
         draw.rectangle(box, outline=color, width=width)
-    return np.asarray(image)
+    return np.asarray(canvas)
 
 
 THUMBNAIL_SIZE = 1024

@@ -83,7 +83,7 @@ def test_rows_of_a_png(seed, size, mapped):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"photo": np.zeros((4, 5, 4), np.uint8)}, "image must be"),
+        ({"image": np.zeros((4, 5, 4), np.uint8)}, "image must be"),
         ({"ids": np.zeros((4, 5), np.int64)}, "ids must be"),
         ({"ids": np.zeros((4, 6), np.int32)}, "6 columns and the image 5"),
         ({"rows": np.arange(1, 5)}, "rows must be from 0 to 3, got 1 to 4"),
@@ -93,7 +93,7 @@ def test_rows_of_a_png(seed, size, mapped):
 )
 def test_arguments_of_an_overlay_are_checked(change, words):
     given = {
-        "photo": np.zeros((4, 5, 3), np.uint8),
+        "image": np.zeros((4, 5, 3), np.uint8),
         "ids": np.zeros((4, 5), np.int32),
         "rows": np.arange(4),
         "columns": None,
