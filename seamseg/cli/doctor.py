@@ -18,7 +18,7 @@ from types import ModuleType
 
 from seamseg.config import experiments
 from seamseg.utils import process_settings
-from seamseg.utils.errors import one_line
+from seamseg.utils.errors import EXTRAS, one_line
 from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores
@@ -26,19 +26,10 @@ from seamseg.version import __version__
 
 _PACKAGES = ("numpy", "pillow", "pycocotools", "u-msgpack-python", "tqdm", "zlib-ng")
 _TORCH = ("torch", "torchvision", "tensorboard")
-_OPTIONAL = {
-    "onnxruntime": "extra onnx",
-    "openvino": "extra openvino",
-    "safetensors": "extra hub",
-    "huggingface_hub": "extra hub",
-    "timm": "extra timm",
-    "transformers": "extra transformers",
-    "starlette": "extra serve",
-    "av": "extra video",
-    "supervision": "extra supervision",
-    "cityscapesscripts": "extra cityscapes",
-    "inplace-abn": "optional",
-}
+_OPTIONAL = (
+    *("onnxruntime", "openvino", "safetensors", "huggingface_hub", "timm", "transformers", "starlette", "av"),
+    *("supervision", "cityscapesscripts", "inplace-abn"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +74,8 @@ def _packages(problems: list[str]) -> None:
             f"{', '.join(lacking)} not installed: pip install 'seamseg[torch]', or for exported networks only "
             "'seamseg[onnx]'"
         )
-    for package, part in _OPTIONAL.items():
+    for package in _OPTIONAL:
+        part = f"extra {EXTRAS[package]}" if package in EXTRAS else "optional"
         _print(package, _version(package) or f"not installed ({part})")
 
 

@@ -32,12 +32,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_options, check_model, options_of
-from seamseg.inference.options import MODEL, InferenceOptions
+from seamseg.inference.options import MODEL
 from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from seamseg.evaluation.cityscapes import CityscapesScores
     from seamseg.evaluation.scores import PanopticScores, Scores
 
-_FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
-_CITYSCAPES_OPTIONS = ("gt", "pred", "protocol", "workers")
+_CITYSCAPES_OPTIONS = ("gt", "pred", "protocol", "workers", "json")
+_FILE_OPTIONS = ("gt_folder", "pred_folder", "photos", *_CITYSCAPES_OPTIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_files(args: argparse.Namespace) -> PanopticScores:
-    if extra := _model_option(args):
+    if extra := _other_option(args, (*_FILE_OPTIONS, "legacy", "out")):
         raise InputError(f"{extra} and --gt / --pred are mutually exclusive: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
@@ -126,8 +126,8 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
     """Return the scores of a model, and the number of images that failed."""
     if args.model is None or args.data is None:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
-    if extra := _first_given(args, _FILE_OPTIONS):
-        raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
+    if extra := next((name for name in _FILE_OPTIONS if name != "json" and getattr(args, name) is not None), None):
+        raise InputError(f"`{extra}` is for scoring files with --gt and --pred, not for MODEL DATA")
     if not Path(args.data).exists():
         from seamseg.data.folder import find_metadata
 
@@ -148,8 +148,7 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
     from seamseg.evaluation.cityscapes import evaluate_cityscapes
     from seamseg.utils.progress import progress
 
-    others = [name for name in (*_FILE_OPTIONS, "out", "legacy") if name not in _CITYSCAPES_OPTIONS]
-    if extra := _model_option(args) or next((f"`{name}`" for name in others if getattr(args, name)), None):
+    if extra := _other_option(args, _CITYSCAPES_OPTIONS):
         raise InputError(
             f"{extra} cannot be used with --protocol cityscapes, which takes --gt, --pred, --workers, --json"
         )
@@ -171,23 +170,10 @@ def _show(scores: Scores | CityscapesScores, path: str | None) -> None:
             write_json(path, scores.to_json(), indent=2)
 
 
-def _model_option(args: argparse.Namespace) -> str | None:
-    """Return the first argument given that is for MODEL DATA; None for none."""
-    for name in ("model", "data"):
-        if getattr(args, name) is not None:
-            return name.upper()
-    if args.device != "auto":
-        return "--device"
-    options, defaults = options_of(args, InferenceOptions), InferenceOptions()
-    changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
-    given = _first_given(args, ("split", "config", "meta", "ap", "class_table"))
-    return given or next((f"`{name}`" for name in changed), None)
-
-
-def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:
-    """Return the flag of the first option of `names` that was given."""
-    return next((_flag(name) for name in names if getattr(args, name) is not None), None)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _other_option(args: argparse.Namespace, allowed: tuple[str, ...]) -> str | None:
+    """Return the first argument given that is not allowed; None for none."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = (name for name, value in vars(parser.parse_args([])).items() if getattr(args, name) != value)
+    other = next((name for name in given if name not in allowed), None)
+    return other.upper() if other in ("model", "data") else other and f"`{other}`"

@@ -25,7 +25,14 @@ from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video
 from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.predictions import ArrayPrediction
-from seamseg.utils.distributed import World, broadcast_object, distributed, gather_objects, long_timeout_group
+from seamseg.utils.distributed import (
+    World,
+    broadcast_object,
+    distributed,
+    gather_objects,
+    long_timeout_group,
+    raised_by_all,
+)
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
 from seamseg.utils.files import refuse_links
 from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
@@ -179,20 +186,15 @@ def _begin(
     locked: ExitStack,
 ) -> dict[str, Done]:
     """Lock the folder and return what earlier runs have done; an error in the main process is raised by all."""
-    found: Any = None
-    if world.is_main:
-        try:
-            locked.enter_context(folder.lock())
-            found = folder.begin(sources, restart)
-        except SeamsegError as error:
-            found = error
-        except OSError as error:
-            found = SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}")
-    found = broadcast_object(world, found, group)
-    if isinstance(found, SeamsegError):
-        raise found
-    assert isinstance(found, dict)
-    return found
+    found = None
+    with raised_by_all(world, group):
+        if world.is_main:
+            try:
+                locked.enter_context(folder.lock())
+                found = folder.begin(sources, restart)
+            except OSError as error:
+                raise SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}") from error
+    return broadcast_object(world, found, group)
 
 
 def _check_names(sources: Sequence[Source | Video], writers: Sequence[OutputFormat[Any]]) -> None:

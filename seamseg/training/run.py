@@ -44,8 +44,8 @@ from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.distributed import World, barrier, distributed, gather_objects, reported_by_main
-from seamseg.utils.errors import InputError, SeamsegError, counted
+from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.output import without_message
 from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Validator
@@ -94,7 +94,8 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
         module = setup.build(metadata)
         net = module.get_submodule("net")
         if options.resume is None:
-            setup.load_weights(net, options, metadata, world, log)
+            with raised_by_all(world):
+                setup.load_weights(net, options, metadata, world, log)
         net.to(world.device)
         if loader is None:
             assert validator is not None
@@ -323,21 +324,13 @@ def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterat
     InputError if another training uses the folder, or it holds one that would be lost; CollectiveError in the others.
     """
     with ExitStack() as stack:
-        problem: SeamsegError | None = None
-        if world.is_main:
-            try:
+        with raised_by_all(world):
+            if world.is_main:
                 folder.make()
                 stack.enter_context(folder.lock())
                 if not options.evaluate:
                     folder.refuse_other(options.resume, options.restart)
                 folder.remove_partial()
-            except SeamsegError as error:
-                problem = error
-        found = gather_objects(world, problem)[0]
-        if problem is not None:
-            raise problem
-        if found is not None:
-            raise reported_by_main(found)
         yield
 
 

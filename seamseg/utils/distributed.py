@@ -46,13 +46,6 @@ class LostConnection(SeamsegError):
     """Another process has ended, or kept this one waiting for too long."""
 
 
-def reported_by_main(error: SeamsegError) -> CollectiveError:
-    """Return what other processes raise with an error that the main process reports."""
-    other = CollectiveError(str(error))
-    other.exit_code, other.reported = error.exit_code, True
-    return other
-
-
 def _cpu() -> torch.device:
     import torch
 
@@ -350,6 +343,27 @@ def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
     gathered: list[Any] = [None] * world.size
     _dist().all_gather_object(gathered, value, group=group)
     return gathered
+
+
+@contextmanager
+def raised_by_all(world: World, group: Any = None) -> Iterator[None]:
+    """Raise an expected error of a `with` block in all processes, of which one reports it; a collective call.
+
+    `group` as for :func:`gather_objects`.
+    """
+    problem: SeamsegError | None = None
+    try:
+        yield
+    except SeamsegError as error:
+        problem = error
+    found = gather_objects(world, problem, group)
+    first = next((rank for rank, error in enumerate(found) if error is not None), None)
+    if first == world.rank and problem is not None:
+        raise problem
+    if first is not None:
+        other = CollectiveError(str(found[first]))
+        other.exit_code, other.reported = found[first].exit_code, True  # type: ignore[union-attr]
+        raise other
 
 
 def gather_to_main(world: World, value: T) -> list[T] | None:
