@@ -161,7 +161,7 @@ class WholeNetwork(Network):
         """Name the network in errors of its code inside a `with` block."""
         return named_errors(f"network {self.name}", type(self.network).__module__)
 
-    def forward(self, images: PackedSequence, targets: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
+    def forward(self, images: PackedSequence, targets: Batch) -> Terms:
         """Compute the losses of a batch, not weighted.
 
         Raises

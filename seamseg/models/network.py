@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence
 
-Terms: TypeAlias = Mapping[str, tuple[Tensor, "Tensor | int"]]
+Terms: TypeAlias = dict[str, tuple[Tensor, "Tensor | int"]]
 """Losses of a batch by name: each the mean over anchors, samples, mask pixels or images, and their number."""
 
 N = TypeVar("N", bound="Network")

@@ -17,7 +17,7 @@ from seamseg.models.heads.roi import ROIExtractor, ROIHead, ROIOutputs
 from seamseg.models.heads.roi_targets import ProposalMatcher, Things, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, rpn_losses
 from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, Network, mark_sizes_dynamic
+from seamseg.models.network import BatchOptions, Losses, Network, Terms, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.predictions import Prediction
@@ -254,7 +254,7 @@ class PanopticNet(Network):
         boxes, crowds = [t.boxes for t in things], [t.crowd for t in things]
         matches = self.options.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds)
         anchors = outputs.obj_logits, outputs.bbx_logits, outputs.anchors
-        terms: dict[str, tuple[Tensor, Tensor | int]] = {
+        terms: Terms = {
             **rpn_losses(*anchors, matches, boxes, rpn.sigma, rpn.num_samples),
             **outputs.rois.losses(things, targets.masks, self.options.matcher.config),
         }

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from seamseg.config import Config
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.network import Terms
 from seamseg.predictions import MapFormat
 from seamseg.structures import Batch, Features, ReadMap
 from seamseg.utils.component_errors import named_errors
@@ -155,7 +156,7 @@ def unchanged(what: str, tensors: Iterable[Tensor]) -> Iterator[None]:
         raise ValueError(f"changes {what} in place, which other parts use: clone what it changes")
 
 
-def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
+def head_losses(outputs: list[HeadOutputs], batch: Batch) -> Terms:
     """Return the mean and the count of each loss of all heads.
 
     Raises
@@ -163,7 +164,7 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Ten
     SeamsegError
         if a head fails, or its losses are not those that it declares
     """
-    losses: dict[str, tuple[Tensor, Tensor | int]] = {}
+    losses: Terms = {}
     for name, head, maps in outputs:
         with named_errors(f"head {name}", type(head).__module__), unchanged("the batch", batch.tensors()):
             with torch.no_grad():
@@ -172,7 +173,7 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> dict[str, tuple[Ten
     return losses
 
 
-def checked_losses(declared: Mapping[str, Any], keys: Any, found: Any) -> dict[str, tuple[Tensor, Tensor | int]]:
+def checked_losses(declared: Mapping[str, Any], keys: Any, found: Any) -> Terms:
     """Return the mean and the count of each loss that a head or network declares.
 
     Raises

@@ -15,6 +15,7 @@ from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL, ROISample, Things, box_targets, labels_of, mask_targets
+from seamseg.models.network import Terms
 from seamseg.ops.boxes import box_area, smooth_l1
 from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features
@@ -169,9 +170,7 @@ class ROIOutputs:
     bbx_logits: Tensor
     msk_logits: Tensor | None
 
-    def losses(
-        self, things: Sequence[Things], masks: PackedSequence, config: Roi
-    ) -> dict[str, tuple[Tensor, Tensor | int]]:
+    def losses(self, things: Sequence[Things], masks: PackedSequence, config: Roi) -> Terms:
         """Compute `roi_cls_loss`, `roi_bbx_loss` and `roi_msk_loss`, each with its count (docs/contract.md, section 4).
 
         They are 0, with a count and gradients of 0, if the head ran on zero rows.
@@ -191,7 +190,7 @@ class ROIOutputs:
         weights = torch.cat(given) if given else None
         count = labels.shape[0] if weights is None else weights.sum()
         errors = smooth_l1(of_class(self.bbx_logits, labels), codes, config.sigma)
-        losses: dict[str, tuple[Tensor, Tensor | int]] = {
+        losses: Terms = {
             "roi_cls_loss": (class_loss(self.cls_logits, labels, weights), count),
             "roi_bbx_loss": (box_loss(errors, labels, weights), count),
         }

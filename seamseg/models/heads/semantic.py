@@ -15,6 +15,7 @@ from seamseg.config import Config
 from seamseg.config.components import Component, register
 from seamseg.config.sections import Sem
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.network import Terms
 from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
@@ -184,9 +185,7 @@ class SemanticLoss:
             return partial(component.make, keys=keys)
         return partial(_custom_image_loss, component, keys)
 
-    def __call__(
-        self, logits: Tensor, padded_size: tuple[int, int], targets: Batch
-    ) -> dict[str, tuple[Tensor, Tensor | int]]:
+    def __call__(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> Terms:
         """Return `sem_loss` of logits `N x classes x h x w`, and the number of images with ground truth."""
         pairs = enumerate(zip(targets.masks, targets.categories))
         classes = {i: semantic_target(m, c) for i, (m, c) in pairs if m is not None and c is not None}

@@ -87,8 +87,7 @@ class TimmBackbone(Backbone):
         name = self.name.removeprefix(TIMM)
         self.arguments, shape = _arguments(name, context.params, keys.drop_path)
         levels = _Levels.of(shape, self.name, all_strides=keep_outputs)
-        self._modules_of_stages = levels.modules
-        self._norm = levels.is_plain
+        self._levels = levels
         indices = levels.indices if keep_outputs else levels.indices[-1:]
         # counted again after the layers behind the last map are removed
         self._indices = _prune(shape, indices, levels.is_plain)
@@ -112,14 +111,14 @@ class TimmBackbone(Backbone):
     @property
     def num_modules(self) -> int:
         """Number of modules that :meth:`freeze` counts: the stem and the stages, or the quarters of a plain network."""
-        return 1 + len(self._modules_of_stages.ends)
+        return 1 + len(self._levels.ends)
 
     def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
         """Map images `N x 3 x H x W` to levels `N x C x ceil(H/stride) x ceil(W/stride)` by name, or to the last."""
         height, width = x.shape[-2:]
         missing = [-side % self.multiple for side in (width, height)]
         padded = functional.pad(x, (0, missing[0], 0, missing[1])) if any(missing) else x
-        maps = _run(self.model, padded, self._indices, self._norm)
+        maps = _run(self.model, padded, self._indices, self._levels.is_plain)
         if self.pyramid is not None:
             maps = self.pyramid(maps[-1])
         outputs = {}
@@ -132,12 +131,13 @@ class TimmBackbone(Backbone):
         if modules <= 0:
             return
         names = [name for name, _ in self.model.named_parameters()]
-        count = self._modules_of_stages.count_up_to(modules, names)
-        if count is None:
+        counts = self._levels.counts(names)
+        # stages whose modules have no parameters, or the same
+        if modules < len(counts) and any(fine >= coarse for fine, coarse in itertools.pairwise(counts)):
             raise InputError(
                 f"[body] num_frozen: the stages of {self.name} share their layers: give 0 or {self.num_modules}"
             )
-        for name in names[:count]:
+        for name in names[: counts[modules - 1]]:
             self.model.get_parameter(name).requires_grad_(False)
 
     def layer_ids(self) -> dict[str, int]:
@@ -279,24 +279,6 @@ def _replace_batch_norms(model: nn.Module, synchronise: bool) -> None:
                 setattr(parent, name, _BatchNorm(child, synchronise))
 
 
-@dataclass(frozen=True)
-class _Stages:
-    """The modules by which the parameters of a network are counted: the first of `mod2`, and the last of each stage."""
-
-    start: str
-    ends: tuple[str, ...]
-
-    def count_up_to(self, modules: int, names: Sequence[str]) -> int | None:
-        """Return how many of the parameters, by `names` in order, are in mod1..mod<modules>; None if unknown."""
-        stem = _positions(self.start, names)
-        counts = [stem[0] if stem else 0, *(max(_positions(end, names), default=-1) + 1 for end in self.ends)]
-        counts[-1] = len(names)
-        # stages whose modules have no parameters, or the same
-        if modules < len(counts) and any(fine >= coarse for fine, coarse in itertools.pairwise(counts)):
-            return None
-        return counts[modules - 1]
-
-
 def _positions(module: str, names: Sequence[str]) -> list[int]:
     """Return the positions of the parameters of a module, or of the nearest module around it that has some."""
     while module:
@@ -308,20 +290,27 @@ def _positions(module: str, names: Sequence[str]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Levels:
-    """Which maps of a network are used.
+    """The maps of a network in use, and its stages.
 
     Attributes
     ----------
     indices : indices of the maps, among all maps of the network
     maps : stride and channels of each
     is_plain : all maps of the network have one stride; only the last is used, after the last norm
-    modules : modules of the stages
+    start, ends : the first module of `mod2`, and the last one of `mod2`, `mod3`, ...
     """
 
     indices: list[int]
     maps: list[tuple[int, int]]
     is_plain: bool
-    modules: _Stages
+    start: str
+    ends: tuple[str, ...]
+
+    def counts(self, names: Sequence[str]) -> list[int]:
+        """Return how many of the parameters, by `names` in order, are in mod1, in mod1 and mod2, ..."""
+        stem = _positions(self.start, names)
+        counts = [stem[0] if stem else 0, *(max(_positions(end, names), default=-1) + 1 for end in self.ends)]
+        return [*counts[:-1], len(names)]
 
     @classmethod
     def of(cls, model: nn.Module, name: str, all_strides: bool) -> _Levels:
@@ -344,7 +333,7 @@ class _Levels:
             chosen = list(range(len(info)))[-len(_STRIDES) :]
         names = tuple(str(info[i]["module"]) for i in chosen)
         maps = [(int(info[i]["reduction"]), int(info[i]["num_chs"])) for i in chosen]
-        return cls(chosen, maps, False, _Stages(names[0], names))
+        return cls(chosen, maps, False, names[0], names)
 
     @classmethod
     def _plain(cls, info: list[dict[str, Any]], name: str, all_strides: bool) -> _Levels:
@@ -357,7 +346,7 @@ class _Levels:
         quarters = [-(-count * quarter // 4) - 1 for quarter in range(1, 5)]
         ends = tuple(str(info[i]["module"]) for i in quarters)
         channels = int(info[-1].get("num_chs_norm", info[-1]["num_chs"]))
-        return cls([count - 1], [(stride, channels)], True, _Stages(str(info[0]["module"]), ends))
+        return cls([count - 1], [(stride, channels)], True, str(info[0]["module"]), ends)
 
 
 def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[dict[str, Any], Any]:
