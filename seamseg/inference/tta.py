@@ -17,7 +17,7 @@ from seamseg.models.heads.select import upload
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
-from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
+from seamseg.ops.upsample import upsample_fusion
 from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Features, PackedSequence
 
@@ -154,7 +154,7 @@ def _merge(
         kept = kept[: roi.max_predictions]  # by falling score, as if one view had too many
     else:
         kept = kept[torch.argsort(classes[kept], stable=True)]
-    semantic = upsample_mean_argmax(logits, size) if logits else None
+    semantic = upsample_fusion(logits, size)[0] if logits else None
     return Prediction(
         boxes[kept], classes[kept], scores[kept], torch.cat(masks)[kept] if masks else None, semantic, size
     )

@@ -41,7 +41,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class _Following:
-    """What follows a norm: the activation that it takes over, and the calls that have to change.
+    """Operations after a norm: the activation that it takes over, and the calls that have to change.
 
     removed : calls of the activation
     total : the sum between the norm and the activation, and the call of the norm

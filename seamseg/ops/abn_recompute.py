@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _StatisticsCache:
-    """What the norms of a part computed in its first run, in order; `position` is the next entry of a later run."""
+    """Statistics of the norms of a part in its first run, in order; `position` is the next entry of a later run."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -52,7 +52,7 @@ class _Run(AbstractContextManager[None]):
 
 
 _state = threading.local()
-"""`cache`: that of the part that this thread is running. The backward pass has threads of its own."""
+"""`cache` of the part that this thread is running. The backward pass has threads of its own."""
 _in_compiled_part = False
 """Whether a checkpointed part is being compiled; a plain variable, which the compiler can follow."""
 
@@ -155,7 +155,7 @@ def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tenso
 
 @dataclass
 class _Saved:
-    """What the layer itself saved in its first run; None in the place of its output, which is computed again."""
+    """A tensor that the layer itself saved in its first run; None for its output, which is computed again."""
 
     tensor: Tensor | None
 

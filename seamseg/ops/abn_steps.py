@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._library import define
-from .reference import abn as _plain
+from .reference import abn as plain
 
 __all__ = [
     "abn_backward_channels",
@@ -28,26 +28,26 @@ def _channels(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-abn_statistics = define("abn_statistics", _plain.abn_statistics, lambda x: (_channels(x), _channels(x)))
+abn_statistics = define("abn_statistics", plain.abn_statistics, lambda x: (_channels(x), _channels(x)))
 """Mean and biased variance of each channel of `N x C x ...`; 0 for an empty input."""
 
 abn_transform = define(
     "abn_transform",
-    _plain.abn_transform,
+    plain.abn_transform,
     lambda x, mean, scale, bias, residual, activation, parameter: torch.empty_like(x),
 )
 """`act((x - mean) * scale + bias + residual)`; x dense, residual like x."""
 
 abn_backward_reduce = define(
     "abn_backward_reduce",
-    _plain.abn_backward_reduce,
+    plain.abn_backward_reduce,
     lambda dy, y, residual, bias, activation, parameter: (_channels(y), _channels(y), _channels(y)),
 )
 """Sums over the pixels of `dz = dy act'(z)`, of `dz (z - residual - bias)` and of `z^2`, with `act(z) = y`."""
 
 abn_backward_input = define(
     "abn_backward_input",
-    _plain.abn_backward_input,
+    plain.abn_backward_input,
     lambda dy, y, residual, bias, scale, offset, slope, activation, parameter: (
         torch.empty_like(y),
         y.new_empty(0) if residual is None else torch.empty_like(y),
@@ -57,7 +57,7 @@ abn_backward_input = define(
 
 abn_forward_channels = define(
     "abn_forward_channels",
-    _plain.abn_forward_channels,
+    plain.abn_forward_channels,
     lambda mean, var, total, weight, *rest: (torch.empty_like(mean), torch.empty_like(mean)),
 )
 """`1 / sqrt(var + eps)` and that times `|weight| + eps`; adds the batch to the running averages, if it has two values.
@@ -69,7 +69,7 @@ batches : int64 scalar, counts the batch; without a momentum the averages are pl
 
 abn_backward_channels = define(
     "abn_backward_channels",
-    _plain.abn_backward_channels,
+    plain.abn_backward_channels,
     lambda sum, *rest: (*(torch.empty_like(sum) for _ in range(4)), sum.new_empty(2, sum.shape[0])),
 )
 """Coefficients of the gradient of the input and the gradient of the weight, from the sums of `abn_backward_reduce`.
@@ -85,7 +85,7 @@ deferred : compute the gradients of weights below the spacing for :func:`abn_sca
 """
 
 abn_scale_gradient = define(
-    "abn_scale_gradient", _plain.abn_scale_gradient, lambda kernel, dkernel, dweight: torch.empty_like(dweight[0])
+    "abn_scale_gradient", plain.abn_scale_gradient, lambda kernel, dkernel, dweight: torch.empty_like(dweight[0])
 )
 """`dweight[0] + dweight[1] <kernel, dkernel>` for each of the channels, which are the first dimension of the kernel.
 

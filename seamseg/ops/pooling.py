@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ._library import define, describe, differentiate
-from .reference.pooling import box_filter_pool as box_filter_pool_plain
-from .reference.pooling import box_filter_pool_backward as box_filter_pool_backward_plain
+from .reference import pooling as plain
 from .reference.pooling import memory_format
 
 
@@ -44,8 +43,8 @@ def _fake(x: Tensor, height: int, width: int) -> Tensor:
     return torch.empty_like(x, memory_format=memory_format(x))
 
 
-_box_filter_pool = define("box_filter_pool", box_filter_pool_plain, _fake)
-_box_filter_pool_backward = define("box_filter_pool_backward", box_filter_pool_backward_plain, _fake)
+_box_filter_pool = define("box_filter_pool", plain.box_filter_pool, _fake)
+_box_filter_pool_backward = define("box_filter_pool_backward", plain.box_filter_pool_backward, _fake)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

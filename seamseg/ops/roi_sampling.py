@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from ._library import check_boxes, check_same_device, define, describe, differentiate
+from .reference import roi_sampling as plain
 from .reference import widened
-from .reference.roi_sampling import roi_sampling as roi_sampling_plain
-from .reference.roi_sampling import roi_sampling_backward as roi_sampling_backward_plain
-from .reference.roi_sampling import valid_mask as valid_mask_plain
 
 Interpolation = Literal["bilinear", "nearest"]
 Padding = Literal["border", "zero"]
@@ -190,11 +188,11 @@ def _double_backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     return _roi_sampling(list(gradients), boxes, index, level, *ctx.options), *(None,) * 9
 
 
-_roi_sampling = define("roi_sampling", roi_sampling_plain, _fake)
-_roi_sampling_backward = define("roi_sampling_backward", roi_sampling_backward_plain, _fake_backward)
+_roi_sampling = define("roi_sampling", plain.roi_sampling, _fake)
+_roi_sampling_backward = define("roi_sampling_backward", plain.roi_sampling_backward, _fake_backward)
 _valid_mask = define(
     "roi_valid_mask",
-    valid_mask_plain,
+    plain.valid_mask,
     lambda boxes, map_height, map_width, height, width: boxes.new_empty(
         (boxes.shape[0], height, width), dtype=torch.bool
     ),

@@ -18,8 +18,7 @@ def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tu
 
     For finite logits it equals `interpolate(logits, padded_size, mode="bilinear", align_corners=False)` cut to the
     valid size, then argmax (the first of equal classes; NaN above all), except for classes that are equal within
-    rounding. Half precision is
-    interpolated in float32. Has no gradient.
+    rounding. Half precision is interpolated in float32. Has no gradient.
 
     Parameters
     ----------
@@ -33,15 +32,6 @@ def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tu
     """
     _check("upsample_argmax", logits, padded_size, valid_size)
     return _upsample_argmax(logits.detach(), *padded_size, *valid_size)
-
-
-def upsample_mean_argmax(logits: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
-    """Return the classes `H x W` of :func:`upsample_fusion` in its mode "mean".
-
-    For one view it equals :func:`upsample_argmax`, except for classes that are equal within rounding.
-    """
-    _check_views("upsample_mean_argmax", logits, size)
-    return plain.upsample_mean_argmax([view.detach() for view in logits], *size)
 
 
 def upsample_fusion(logits: Sequence[Tensor], size: tuple[int, int], mode: str = "mean") -> tuple[Tensor, Tensor]:

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from ._library import define, describe
 from .fused import FusedConv2d, _attempt, _usable
+from .reference import winograd as plain
 from .reference.winograd import tile_count, transforms
-from .reference.winograd import winograd_input as winograd_input_plain
-from .reference.winograd import winograd_output as winograd_output_plain
 
 LEAST_CHANNELS = 64
 """Convolutions with fewer channels are not faster: the transforms take a constant time a channel."""
@@ -51,8 +50,8 @@ def _output_fake(*_: object) -> None:
     """Write into an argument."""
 
 
-_input = define("winograd_input", winograd_input_plain, _input_fake)
-_output = define("winograd_output", winograd_output_plain, _output_fake)
+_input = define("winograd_input", plain.winograd_input, _input_fake)
+_output = define("winograd_output", plain.winograd_output, _output_fake)
 
 
 def winograd_input(x: Tensor, dilation: int = 1, first: int = 0, rows: int | None = None) -> Tensor:

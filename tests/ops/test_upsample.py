@@ -15,7 +15,6 @@ from seamseg.ops.upsample import (
     upsample_argmax,
     upsample_cross_entropy,
     upsample_fusion,
-    upsample_mean_argmax,
     upsample_ohem_loss,
 )
 
@@ -266,8 +265,6 @@ def test_fusion(mode, views, monkeypatch):
     expected_scores, expected = fused_plainly(logits, (19, 23), mode)
     assert torch.equal(classes, expected)
     assert_close(scores, expected_scores, rtol=1e-5, atol=1e-6)
-    if mode == "mean":
-        assert torch.equal(classes, upsample_mean_argmax(logits, (19, 23)))
 
 
 def test_fusion_ties():

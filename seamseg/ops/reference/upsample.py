@@ -51,11 +51,6 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
     return result
 
 
-def upsample_mean_argmax(logits: Sequence[Tensor], height: int, width: int) -> Tensor:
-    """See :func:`seamseg.ops.upsample.upsample_mean_argmax`; arguments are not checked."""
-    return upsample_fusion(logits, height, width, "mean")[0]
-
-
 def upsample_fusion(logits: Sequence[Tensor], height: int, width: int, mode: str) -> tuple[Tensor, Tensor]:
     """See :func:`seamseg.ops.upsample.upsample_fusion`; arguments are not checked."""
     classes = torch.empty((height, width), dtype=torch.int64, device=logits[0].device)
