@@ -72,7 +72,7 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
         if trainer._position is not None:  # before a validation
             return
         if rank == 0:
-            trainer.checkpointer.wait()
+            trainer.writer.wait()
         tensors = [*trainer.state.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:
