@@ -1,5 +1,6 @@
 """ONNX files of networks trained for int8: layers in integer kernels compute what the training simulates."""
 
+from collections import OrderedDict
 from unittest import mock
 
 import numpy as np
@@ -23,18 +24,15 @@ from seamseg.ops.quantisation import FakeQuantise
 CLASSES = Metadata(2, 3, list("abcde"), [(0, 0, 0)] * 5, list(range(5)))
 
 
-class Small(nn.Module):
+def small():
     """A layer of each sort, and an output layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = NormSequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), InPlaceABN(8), nn.MaxPool2d(2))
-        self.block = ResidualBlock(8, (16, 16), InPlaceABN, stride=2)
-        self.up = NormSequential(nn.ConvTranspose2d(16, 8, 2, stride=2, bias=False), InPlaceABN(8))
-        self.cls = nn.Conv2d(8, 5, 1)
-
-    def forward(self, x):
-        return self.cls(self.up(self.block(self.body(x))))
+    layers = {
+        "body": NormSequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), InPlaceABN(8), nn.MaxPool2d(2)),
+        "block": ResidualBlock(8, (16, 16), InPlaceABN, stride=2),
+        "up": NormSequential(nn.ConvTranspose2d(16, 8, 2, stride=2, bias=False), InPlaceABN(8)),
+        "cls": nn.Conv2d(8, 5, 1),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def write(net, folder, size):
@@ -78,7 +76,7 @@ def assert_same_scales(path, net):
 
 def test_each_sort_of_layer(tmp_path):
     torch.manual_seed(0)
-    net = Small().eval()
+    net = small().eval()
     randomise(net)
     image = torch.randn(1, 3, 32, 48)
     net = quantised(fold_layers(net)).eval()
