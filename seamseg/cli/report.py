@@ -7,7 +7,8 @@
 RUN is an evaluation folder written by `seamseg evaluate ... --out`, or a run folder that has one (RUN/evaluation).
 The report is a self-contained HTML file. If the run folder has the metrics.jsonl of a training, it includes speed,
 memory, and the loss and PQ of each epoch. With --against every score is shown beside that of the other run, every
-image with both predictions, and images are sorted by the change of their scores.
+image with both predictions, and images are sorted by the change of their scores. A broken map is reported and left out of
+the page; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from seamseg.utils.errors import InputError, counted
+from seamseg.utils.errors import InputError, counted, one_line
 from seamseg.utils.output import echo
 
 
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     against = None if args.against is None else find_evaluation(args.against)
     path = _default_page(args.run, args.against) if args.out is None else args.out
     written = write_report(path, evaluation, against, ReportOptions(args.images, args.photos, args.size), progress)
+    for problem in written.problems:
+        echo(f"failed {one_line(problem)}", file=sys.stderr)
     if written.without_photo and not args.quiet:
         echo(
             f"seamseg report: {written.without_photo} of {written.images} images are missing or unreadable: their "
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     echo(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {counted(written.images, 'image')})")
-    return 0
+    return int(bool(written.problems))
 
 
 def _default_page(run: Path, against: Path | None) -> Path:

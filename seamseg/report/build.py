@@ -38,10 +38,11 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """Number of images in a written report, and of those that are missing or unreadable."""
+    """Number of images in a written report, of those that are missing or unreadable, and a line for each broken map."""
 
     images: int
     without_photo: int
+    problems: list[str]
 
 
 def write_report(
@@ -64,8 +65,7 @@ def write_report(
     Raises
     ------
     InputError
-        if the two differ in their classes or have no image in common; if an evaluation or a map is missing, broken or
-        changed
+        if the two differ in their classes or have no image in common; if an evaluation is missing or broken
     """
     options = options or ReportOptions()
     evaluations = [evaluation] if against is None else [evaluation, against]
@@ -76,22 +76,23 @@ def write_report(
     values = [entries[0].pq if against is None else pq_change(*entries) for entries in joined]
     chosen = [joined[k] for k in select_extremes(values, options.images)]
     photos = options.photos or evaluation.photos
-    without = 0
+    without, problems = 0, list[str]()
     before, after = page_frame(" vs. ".join(run_titles(evaluations)), PAGE)
 
-    def build(images: list[tuple[Evaluation, ImageRecord]]) -> tuple[dict[str, Any], bool]:
+    def build(images: list[tuple[Evaluation, ImageRecord]]) -> tuple[dict[str, Any], bool, list[str]]:
         return image_block(images, photos, options.size)
 
     with replacing(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", errors="replace") as file:
         file.write(before)
         file.writelines(json_block("summary", summary_block(runs, chosen, unpaired)))
         built: Iterable[Any] = threaded_map(build, _records(evaluations, chosen), options.workers)
-        for content, has_photo in built if progress is None else progress(built, len(chosen), "drawing"):
+        for content, has_photo, found in built if progress is None else progress(built, len(chosen), "drawing"):
             without += not has_photo
+            problems += found
             file.writelines(json_block("image", content))
         file.writelines(json_block("ending", {"without_photo": without}))
         file.write(after)
-    return ReportSummary(len(chosen), without)
+    return ReportSummary(len(chosen), without, problems)
 
 
 def _checked_images(run: Evaluation) -> Iterator[ImageRecord]:

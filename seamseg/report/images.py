@@ -28,7 +28,7 @@ MAX_SEGMENTS = 65_535
 
 def image_block(
     runs: Sequence[tuple[Evaluation, ImageRecord]], photos: Path | None, size: int
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[dict[str, Any], bool, list[str]]:
     """Build the block of one image.
 
     Parameters
@@ -44,29 +44,26 @@ def image_block(
         1, 2, ... as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score; and by name
         the `maps` of custom heads, as the image
     has_photo : whether there is an image
-
-    Raises
-    ------
-    InputError
-        if a map is missing, broken or not of the evaluated size
+    problems : a line for each map that is missing, broken or not of the evaluated size, whose pixels are of no segment
     """
     record = runs[0][1]
     shape = reduced_shape(record.height, record.width, size)
-    results = []
+    results, problems = [], list[str]()
     for k, (evaluation, image) in enumerate(runs):
         same = k > 0 and _truth_key(image) == _truth_key(record)
         truth = evaluation.ground_truth.folder, image.ground_truth_png, image.ground_truth
+        prediction = evaluation.prediction.folder, image.prediction_png, image.prediction
         results.append(
             {
-                "truth": None if same else _map(*truth, image, shape),
-                "prediction": _map(evaluation.prediction.folder, image.prediction_png, image.prediction, image, shape),
+                "truth": None if same else _map(*truth, image, shape, problems),
+                "prediction": _map(*prediction, image, shape, problems),
                 "truth_segments": _listed(image.ground_truth, image.prediction),
                 "prediction_segments": _listed(image.prediction, image.ground_truth),
                 "maps": {name: _photo(evaluation.folder / MAPS, file, shape) for name, file in image.maps.items()},
             }
         )
     photo = _photo(photos, record.photo, shape)
-    return {"width": shape[1], "height": shape[0], "photo": photo, "results": results}, photo is not None
+    return {"width": shape[1], "height": shape[0], "photo": photo, "results": results}, photo is not None, problems
 
 
 def encode_index_map(indices: np.ndarray, segments: int) -> str:
@@ -98,8 +95,23 @@ def _truth_key(image: ImageRecord) -> list[tuple[int, int, int]]:
     return [(s.id, s.category, s.area) for s in image.ground_truth]
 
 
-def _map(folder: Path, name: str, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> str:
-    path = join_inside(folder, name)
+def _map(
+    folder: Path,
+    name: str,
+    segments: list[SegmentRecord],
+    image: ImageRecord,
+    shape: tuple[int, int],
+    problems: list[str],
+) -> str:
+    try:
+        indices = _indices(join_inside(folder, name), segments, image, shape)
+    except InputError as error:
+        problems.append(f"{image.image_id}: {error}")
+        indices = np.zeros(shape, np.int64)
+    return encode_index_map(indices, len(segments))
+
+
+def _indices(path: Path, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> np.ndarray:
     if len(segments) > MAX_SEGMENTS:
         raise InputError(f"{path}: {len(segments)} segments; a report holds at most {MAX_SEGMENTS} per image")
     ids = read_id_png(path)
@@ -108,7 +120,7 @@ def _map(folder: Path, name: str, segments: list[SegmentRecord], image: ImageRec
             f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were evaluated; "
             "evaluate again with `seamseg evaluate --out`"
         )
-    return encode_index_map(_renumbered(resize_nearest(ids, shape), [s.id for s in segments]), len(segments))
+    return _renumbered(resize_nearest(ids, shape), [s.id for s in segments])
 
 
 def _renumbered(ids: np.ndarray, known: list[int]) -> np.ndarray:

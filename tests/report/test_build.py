@@ -231,9 +231,6 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         (_edit(lambda e: e["prediction"][0].update(id=1 << 70)), "invalid id: "),
         (_edit(lambda e: e["ground_truth"][0].update(partner=[1])), "invalid partner: [1]"),
         (_edit(lambda e: e["ground_truth"][0].update(outcome=1)), "invalid outcome: 1"),
-        (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG"),
-        (_edit(lambda e: e.update(prediction_png="../secret.png")), "is not a path inside this folder"),
-        (_edit(lambda e: e.update(width=e["width"] + 1)), "were evaluated; evaluate again"),
     ],
 )
 def test_broken_evaluations(copy: Path, spoil: Callable[[Path], object], words: str, capsys: Any) -> None:
@@ -243,6 +240,29 @@ def test_broken_evaluations(copy: Path, spoil: Callable[[Path], object], words: 
     assert words in error
     assert error.count("\n") == 1
     assert not [p for p in copy.iterdir() if p.name not in (IMAGES, SUMMARY)], "nothing half-written is left"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words", "lines"),
+    [
+        (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG", 1),
+        (_edit(lambda e: e.update(prediction_png="../secret.png")), "is not a path inside this folder", 1),
+        (_edit(lambda e: e.update(width=e["width"] + 1)), "were evaluated; evaluate again", 2),
+    ],
+)
+def test_broken_maps(copy: Path, spoil: Callable[[Path], object], words: str, lines: int, capsys: Any) -> None:
+    spoil(copy)
+    assert main(["report", str(copy), "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("failed scene 000: ")
+    assert words in error
+    assert error.count("\n") == lines
+    images = blocks(copy / "report.html")["image"]
+    assert len(images) == 10
+    for image, is_drawn in zip(images, (False, True)):
+        (result,) = image["results"]
+        segments = len(result["prediction_segments"])
+        assert decode_index_map(result["prediction"], image["height"], image["width"], segments).any() == is_drawn
 
 
 def test_other_classes_cannot_be_compared(runs: tuple[Path, Path], copy: Path, capsys: Any) -> None:
