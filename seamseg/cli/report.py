@@ -7,8 +7,8 @@
 RUN is an evaluation folder written by `seamseg evaluate ... --out`, or a run folder that has one (RUN/evaluation).
 The report is a self-contained HTML file. If the run folder has the metrics.jsonl of a training, it includes speed,
 memory, and the loss and PQ of each epoch. With --against every score is shown beside that of the other run, every
-image with both predictions, and images are sorted by the change of their scores. A broken map is reported and left out of
-the page; the exit code is then 1.
+image with both predictions, and images are sorted by the change of their scores. A broken map is left out of the page
+and reported; the exit code is then 1.
 """
 
 from __future__ import annotations

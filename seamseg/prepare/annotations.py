@@ -74,7 +74,10 @@ def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
         if the counts are broken, negative, or more than the image has pixels
     """
     if isinstance(counts, (bytes, str)):
-        code = np.frombuffer(counts.encode("ascii") if isinstance(counts, str) else counts, np.uint8).astype(np.int64)
+        text = counts.encode("ascii", "ignore") if isinstance(counts, str) else counts
+        if len(text) < len(counts):
+            raise ValueError("its compressed `counts` are not ASCII")
+        code = np.frombuffer(text, np.uint8).astype(np.int64)
         code -= 48
         last = code & 32 == 0
         first = np.flatnonzero(np.concatenate(([True], last[:-1]))) if len(code) else np.zeros(0, np.int64)

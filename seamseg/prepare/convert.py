@@ -191,7 +191,8 @@ def convert_splits(
     Raises
     ------
     InputError
-        if a file is invalid, two images have one id, or the images to hold out are none or all
+        if a file is invalid (the data set then has the other images), two images have one id, or the images to hold
+        out are none or all
     """
     splits = _with_held_out(splits, options.hold_out)
     owner: dict[str, tuple[str, File]] = {}

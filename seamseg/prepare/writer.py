@@ -140,6 +140,7 @@ class DatasetWriter:
         self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
         self.accounts: dict[str, SplitAccount] = {}
+        self._failures: list[SeamsegError] = []
         if self.root.exists() and not self.root.is_dir():
             raise InputError(f"{self.root}: a file, not a folder")
         if (self.root / "metadata.bin").is_file():
@@ -212,6 +213,8 @@ class DatasetWriter:
     ) -> int:
         """Convert the images of a split that have not been converted yet, or changed; return their number.
 
+        An image that fails is left out of the list, an error of :meth:`finish`, and tried again by the next run.
+
         Parameters
         ----------
         split : name of the list
@@ -222,16 +225,10 @@ class DatasetWriter:
         Raises
         ------
         InputError
-            naming the file, if one is invalid; the others are converted and kept, so fix the file and run again
+            if all images fail, or 20; what is converted is kept, so fix the files and run again
         """
         ids = [frame.id for frame in frames]
-        if len(set(ids)) != len(ids):
-            twice = next(i for i, count in Counter(ids).items() if count > 1)
-            photos = " and ".join(str(frame.photo) for frame in frames if frame.id == twice)
-            raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
-        invalid = next((i for i in ids if not self._is_valid(i)), None)
-        if invalid is not None:
-            raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
+        self._check_names(split, frames, ids)
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = self._finished(split) | {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
@@ -242,15 +239,20 @@ class DatasetWriter:
         desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
         with journal.appending(keep=[records[i] for i in ids if i in records]) as append:
             failed: list[SeamsegError] = []
-            for record in self._progress(results, len(todo), desc):
+            for record, frame in zip(self._progress(results, len(todo), desc), todo):
                 if isinstance(record, dict):
                     append(record)
-                    records[record["id"]] = record
+                    records[frame.id] = record
                 else:
                     failed.append(record)
+                    records.pop(frame.id, None)  # of an earlier version of its files
                 if len(failed) == _MOST_FAILED:  # as with a wrong class list
                     break
-        self._check_none(split, failed)
+        ids = [i for i in ids if i in records]
+        if failed:
+            self._failures.append(self._failure(split, failed))
+        if failed and (not ids or len(failed) == _MOST_FAILED):
+            raise self._failures[-1]
         ordered = [records[i] for i in ids]
         self.accounts[split] = account(ordered)
         write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
@@ -262,27 +264,44 @@ class DatasetWriter:
             for r in ordered:
                 if other.frames.get(r["id"], r)["stamp"] != r["stamp"]:
                     del other.frames[r["id"]]
-        return len(todo)
+        return len(todo) - len(failed)
+
+    def _check_names(self, split: str, frames: Sequence[SourceFrame], ids: Sequence[str]) -> None:
+        if len(set(ids)) != len(ids):
+            twice = next(i for i, count in Counter(ids).items() if count > 1)
+            photos = " and ".join(str(frame.photo) for frame in frames if frame.id == twice)
+            raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
+        invalid = next((i for i in ids if not self._is_valid(i)), None)
+        if invalid is not None:
+            raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
 
     @staticmethod
-    def _check_none(split: str, failed: Sequence[SeamsegError]) -> None:
-        """Raise an error if images fail, after a line on stderr for each of several."""
-        if not failed:
-            return
+    def _failure(split: str, failed: Sequence[SeamsegError]) -> SeamsegError:
+        """Return the error of the images that fail, after a line on stderr for each of several."""
         if len(failed) == 1:
-            raise failed[0]
+            return failed[0]
         for error in failed:
             echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
         more = " or more" if len(failed) == _MOST_FAILED else ""
         text = f"{split}: {len(failed)}{more} images fail, the first is {failed[0]}"
-        raise (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
+        return (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
 
     def finish(self) -> Metadata:
-        """Write `metadata.bin`, which completes the data set; call it after the last split."""
+        """Write `metadata.bin`, which completes the data set; call it after the last split.
+
+        Raises
+        ------
+        InputError
+            naming the file, if an image failed; the data set has the others
+        """
         metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
         write_metadata(self.root / "metadata.bin", metadata)
         write_accounts(self.root, self.accounts)
         shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
+        for error in self._failures[1:]:
+            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
+        for error in self._failures:
+            raise error
         return metadata
 
     def _is_valid(self, name: str) -> bool:

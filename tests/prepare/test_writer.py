@@ -63,8 +63,8 @@ def test_resumes_after_an_invalid_file(tmp_path, workers):
     frames[5].annotation.write_text("invalid")
     with pytest.raises(InputError, match=r"5\.txt: invalid"):
         run(out, frames, workers)
-    assert not (out / "metadata.bin").exists()
-    assert not (out / "lst" / "train.txt").exists()
+    assert len(read_metadata(out / "metadata.bin").images) == 7
+    assert (out / "lst" / "train.txt").read_text().splitlines() == [f.id for f in frames if f is not frames[5]]
     frames[5].annotation.write_text("fine")
     assert len(run(out, frames, workers).images) == 8
     assert calls(frames) == [1, 1, 1, 1, 1, 2, 1, 1]
@@ -80,11 +80,12 @@ def test_images_that_fail_are_lines(tmp_path, workers, capsys):
         run(out, frames, workers)
     lines = capsys.readouterr().err.splitlines()
     assert [Path(line.partition(":")[0]).name for line in lines] == ["5.txt", "8.txt"]
-    assert len((out / ".prepare" / "train.jsonl").read_text().splitlines()) == 1 + 28
+    assert len((out / "lst" / "train.txt").read_text().splitlines()) == 28
     for frame in frames:
         frame.annotation.write_text("invalid")
     with pytest.raises(InputError, match=r"^train: 20 or more images fail"):
         run(out, frames, workers)
+    assert not (out / "lst" / "train.txt").exists()
 
 
 def test_a_full_disk_ends_the_conversion(tmp_path, monkeypatch):
@@ -104,15 +105,13 @@ def test_what_is_converted_again(tmp_path):
     """What changed or was deleted, what a truncated line of the journal stands for, and all for other classes."""
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 6)
     frames[-1].annotation.write_text("invalid")
-    with pytest.raises(InputError):
-        run(out, frames)
+    DatasetWriter(out, classes(), 1).add_split("train", frames, read)  # killed before the end
     frames[1].annotation.write_text("changed")
     (out / "msk" / "im2.png").unlink()
     journal = out / ".prepare" / "train.jsonl"
     journal.write_text(journal.read_text()[:-30])
     (out / "img" / ".im0.png.1.partial").write_bytes(b"half")
-    with pytest.raises(InputError):
-        run(out, frames)
+    DatasetWriter(out, classes(), 1).add_split("train", frames, read)
     assert calls(frames) == [1, 2, 2, 1, 2, 2]
     frames[-1].annotation.write_text("fine")
     other = replace(classes(), categories=["a", "b", "c"])
@@ -250,7 +249,7 @@ def test_a_changed_source_is_converted_again(tmp_path):
     frames[0].annotation.write_text("invalid")
     with pytest.raises(InputError, match="invalid"):
         convert()
-    assert not (out / "lst" / "train.txt").exists()  # a training on old and new masks would fail
+    assert (out / "lst" / "train.txt").read_text() == "im1\nim2\n"  # without the old mask
     frames[0].annotation.write_text("fine")
     convert()
     (out / "prepared.json").unlink()

@@ -13,6 +13,11 @@ from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from support.tiny_dataset import classes
 
 
+def listed(root: Path) -> int:
+    """Number of images in all lists of a dataset folder, which need not exist."""
+    return sum(len(path.read_text().splitlines()) for path in root.glob("lst/*.txt"))
+
+
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a dataset folder with images of given sizes in the split `train`."""
