@@ -24,6 +24,7 @@ from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_pa
 from seamseg.formats.id_png import png_size
 from seamseg.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
+from seamseg.utils.image_memory import keep_turn
 from seamseg.utils.output import warn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback
@@ -130,10 +131,11 @@ class _FilePair:
         prediction = self._prediction_of[annotation.image_id]
         pred_path = self.pred.png(prediction)
         check_png_size(png_size(self.gt.png(annotation)), pred_path)
-        gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
-        size = gt_ids.height, gt_ids.width
-        check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
-        return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
+        with keep_turn():
+            gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
+            size = gt_ids.height, gt_ids.width
+            check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
+            return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
 
     def evaluate(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> Comparison:
         """Add an image to an evaluator; return its comparison."""

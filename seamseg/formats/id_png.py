@@ -23,7 +23,7 @@ from seamseg.idmaps.images import png_rows
 from seamseg.idmaps.resize import IdMap, ResizedIds
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.image_memory import MASK_BYTES, memory_of
+from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_of
 from seamseg.utils.limits import open_file, open_pillow, reading_image
 
 MAX_ID = (1 << 24) - 1
@@ -150,10 +150,12 @@ def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
                 data = file.read()
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None:
-            if has_kernel():
-                with suppress(ValueError):  # rare: Pillow then reads the file or raises
-                    return decode_id_runs(*fast)
-            _check_size(*fast)
+            _, height, width = fast
+            with memory_for(path, "PNG", (width, height), MASK_BYTES * height * width):
+                if has_kernel():
+                    with suppress(ValueError):  # rare: Pillow then reads the file or raises
+                        return decode_id_runs(*fast)
+                _check_size(*fast)
         return _read_by_pillow(data, path)
 
 
@@ -174,8 +176,7 @@ def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None
     width, height, bits = struct.unpack_from(">IIB", header)
     if bits > 8:
         raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one has {bits} bits a channel")
-    # left to Pillow, which warns of images above its limit or rejects them
-    if animated or header[8:] != _FAST_HEADER or not 0 < width * height <= (Image.MAX_IMAGE_PIXELS or 1 << 30):
+    if animated or header[8:] != _FAST_HEADER or not 0 < width * height < 1 << 30:
         return None
     return b"".join(parts), height, width
 
