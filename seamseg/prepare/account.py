@@ -1,18 +1,23 @@
-"""The account of a conversion: what it used of each split, and what it skipped and why.
+"""The journal of a conversion, and its account: what it used of each split, and what it skipped and why.
 
 The accounts of a dataset folder are in its `prepared.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seamseg.formats.metadata import Metadata, pack_metadata
 from seamseg.panoptic_map import VOID
 from seamseg.utils.errors import InputError, counted, one_line
-from seamseg.utils.files import read_bytes, write_json
+from seamseg.utils.files import cannot_write, read_bytes, write_atomically, write_json
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
 FILE = "prepared.json"
@@ -140,3 +145,54 @@ def all_skipped(skipped: Mapping[str, tuple[int, str]], frames: Mapping[str, dic
         for reason, item in frame["skipped"]:
             add_skipped(found, reason, item)
     return found
+
+
+class Journal:
+    """Records of finished images, one per line; a journal with other classes is ignored."""
+
+    def __init__(self, path: Path, classes: Metadata) -> None:
+        self._path = path
+        self._header = {"journal": 2, "classes": pack_metadata(classes).hex()}
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return the records by id; none of a journal that is missing or of other classes."""
+        if not self._path.is_file():
+            return {}
+        values = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                values.append(parse_json(line))
+            except ValueError:  # the line that was being written when the process was killed
+                break
+        if not values or values[0] != self._header:
+            return {}
+        return {record["id"]: record for record in values[1:] if _is_record(record)}
+
+    @contextmanager
+    def appending(self, keep: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Rewrite the journal with the records to keep, and yield a function that appends one."""
+        lines = [json.dumps(line) + "\n" for line in (self._header, *keep)]
+        write_atomically(self._path, "".join(lines).encode())
+        # without a buffer, which would fail again when the file is closed
+        with self._path.open("ab", buffering=0) as file:
+
+            def append(record: dict[str, Any]) -> None:
+                line = (json.dumps(record) + "\n").encode()
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError as error:
+                    raise cannot_write(self._path, error) from error
+
+            yield append
+
+
+def _is_record(record: Any) -> bool:
+    """Return whether a line of a journal, which may be of another hand, is a record of the writer."""
+    kinds = {"id": str, "file_name": str, "stamp": str, "void": int}
+    kinds |= dict.fromkeys(("size", "cat", "iscrowd", "annotations", "skipped", "files"), list)
+    return (
+        isinstance(record, dict)
+        and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+        and all(isinstance(name, str) for name in record["files"])
+    )

@@ -23,17 +23,18 @@ from seamseg.utils.files import is_hidden, nearest_path, read_bytes
 from seamseg.utils.image_memory import turn_of
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
+    PATH_CHARACTERS,
     PHOTO_BYTES,
     LimitedTarInfo,
     check_member,
-    check_path,
-    detect_compression,
     inflate,
     open_file,
     packed_size,
 )
 
 _STORED, _DEFLATED, _TAR = 0, 8, -1
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_PATH_FOLDERS = 64
 _MOST_LINKS = 40
 """Links that lead to a file of a tar file; the limit of Linux."""
 _UTF8 = 1 << 11
@@ -211,7 +212,7 @@ class SourceTree:
                 self._refused.append(str(archive))
             return
         for member in members:
-            check_path(member.path, str(archive))
+            _check_path(member.path, archive)
             folder, _, name = _clean(f"{mount}/{member.path}").rpartition("/")
             of_folder = self._packed.setdefault(folder, {})
             before = of_folder.get(name)
@@ -223,6 +224,15 @@ class SourceTree:
             of_folder[name] = member
             if name.lower().endswith((".zip", ".tar")):
                 self._refused.append(str(member))
+
+
+def _check_path(path: str, archive: Path) -> None:
+    """Raise InputError for the path of a member that would take much memory as folders."""
+    if len(path) > PATH_CHARACTERS or path.count("/") > _PATH_FOLDERS:
+        raise InputError(
+            f"{archive}: a path of {len(path)} characters in {path.count('/')} folders ({path[:40]}...); the limits "
+            f"are {PATH_CHARACTERS} and {_PATH_FOLDERS}"
+        )
 
 
 def _zip_members(archive: Path) -> list[ArchiveMember]:
@@ -260,7 +270,8 @@ def _tar_members(archive: Path) -> list[ArchiveMember]:
     try:
         with open_file(archive) as raw:
             head = raw.read(6)
-        if kind := "gzip" if head.startswith(b"\x1f\x8b") else detect_compression(head):
+        kind = next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")
+        if kind:
             raise InputError(f"{archive}: is compressed by {kind} and cannot be read in place; unpack it")
         with tarfile.open(archive, "r:", tarinfo=LimitedTarInfo) as file:
             found = {_clean(info.name): info for info in file}

@@ -7,16 +7,14 @@ skips them. The lists, `coco/*.json` and, last, `metadata.bin` follow.
 
 from __future__ import annotations
 
-import errno
 import itertools
-import json
 import os
 import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -28,8 +26,16 @@ from PIL import Image
 
 from seamseg.data.folder import IMAGE_EXTENSIONS
 from seamseg.data.images import open_image
-from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
-from seamseg.prepare.account import FURTHER_FRAMES, AccountOf, SplitAccount, account_of, read_accounts, write_accounts
+from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
+from seamseg.prepare.account import (
+    FURTHER_FRAMES,
+    AccountOf,
+    Journal,
+    SplitAccount,
+    account_of,
+    read_accounts,
+    write_accounts,
+)
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
 from seamseg.prepare.pairs import is_photo
@@ -229,7 +235,7 @@ class DatasetWriter:
         """
         ids = [frame.id for frame in frames]
         self._check_names(split, frames, ids)
-        journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
+        journal = Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = self._finished(split) | {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
         # the masks will no longer fit `metadata.bin`
@@ -352,56 +358,6 @@ class DatasetWriter:
 
     def _is_on_disk(self, record: dict[str, Any]) -> bool:
         return all((self.root / name).is_file() for name in record["files"])
-
-
-class _Journal:
-    """Records of finished images, one per line; a journal with other classes is ignored."""
-
-    def __init__(self, path: Path, classes: Metadata) -> None:
-        self._path = path
-        self._header = {"journal": 2, "classes": pack_metadata(classes).hex()}
-
-    def read(self) -> dict[str, dict[str, Any]]:
-        if not self._path.is_file():
-            return {}
-        values = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                values.append(parse_json(line))
-            except ValueError:  # the line that was being written when the process was killed
-                break
-        if not values or values[0] != self._header:
-            return {}
-        return {record["id"]: record for record in values[1:] if _is_record(record)}
-
-    @contextmanager
-    def appending(self, keep: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Rewrite the journal with the records to keep, and yield a function that appends one."""
-        lines = [json.dumps(line) + "\n" for line in (self._header, *keep)]
-        write_atomically(self._path, "".join(lines).encode())
-        # without a buffer, which would fail again when the file is closed
-        with self._path.open("ab", buffering=0) as file:
-
-            def append(record: dict[str, Any]) -> None:
-                line = (json.dumps(record) + "\n").encode()
-                try:
-                    if file.write(line) < len(line):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                except OSError as error:
-                    raise cannot_write(self._path, error) from error
-
-            yield append
-
-
-def _is_record(record: Any) -> bool:
-    """Return whether a line of a journal, which may be of another hand, is what :func:`_convert` returns."""
-    kinds = {"id": str, "file_name": str, "stamp": str, "void": int}
-    kinds |= dict.fromkeys(("size", "cat", "iscrowd", "annotations", "skipped", "files"), list)
-    return (
-        isinstance(record, dict)
-        and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
-        and all(isinstance(name, str) for name in record["files"])
-    )
 
 
 def _stamp(frame: SourceFrame, read: Reader) -> str:

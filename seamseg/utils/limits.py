@@ -50,8 +50,6 @@ PHOTO_BYTES = GIB
 
 PATH_CHARACTERS = 4096
 """Longest path in an archive; the limit of Linux in bytes."""
-PATH_FOLDERS = 64
-"""Most folders around a file in an archive."""
 PHOTO_NAME_BYTES = KIB
 """Longest path of an image in its folder, and of its outputs."""
 
@@ -67,7 +65,6 @@ _MOST_PAX_HEADERS, _LONGEST_DIGITS = 100, 256
 _BLOCK_BYTES = 4 * MIB
 _INFLATED_BYTES = 64 * KIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
-_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTES_OF_CONTAINER = 16
 _LONG_NUMBER = b"0" * 19
 _HASH_MODULUS = (1 << 61) - 1
@@ -157,15 +154,6 @@ def check_member(name: str, packed: int, size: int, limit: int, what: str, free:
         raise TooLarge(
             f"{name}: {format_bytes(packed)} would be inflated to {format_bytes(size)}; the limit is {RATIO} times the "
             f"size in the archive, or {format_bytes(free)}"
-        )
-
-
-def check_path(path: str, name: str) -> None:
-    """Raise TooLarge, which names the archive, for the path of a member that would take much memory as folders."""
-    if len(path) > PATH_CHARACTERS or path.count("/") > PATH_FOLDERS:
-        raise TooLarge(
-            f"{name}: a path of {len(path)} characters in {path.count('/')} folders ({path[:40]}...); the limits are "
-            f"{PATH_CHARACTERS} and {PATH_FOLDERS}"
         )
 
 
@@ -416,11 +404,6 @@ def whole_number(value: Any) -> int:
     if not isinstance(value, (int, float)) or not abs(value) < 1 << 60 or value != int(value):
         raise ValueError(f"{str(value)[:40]!r} is not a whole number of at most 60 bits")
     return int(value)
-
-
-def detect_compression(head: bytes) -> str:
-    """Return the compression format of a file from its first 6 bytes: bzip2, xz, zstd, or empty for others."""
-    return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")
 
 
 class LimitedTarInfo(tarfile.TarInfo):

@@ -15,8 +15,9 @@ from PIL import Image
 from support.tiny_dataset import classes
 
 from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.prepare.account import Journal
 from seamseg.prepare.convert import ConversionOptions, convert_splits
-from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame, _Journal
+from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
 
@@ -133,7 +134,7 @@ def test_killed_worker(tmp_path):
 
 def test_a_line_that_is_written_in_part(tmp_path):
     """The next one would be in the same line."""
-    journal = _Journal(tmp_path / "train.jsonl", classes())
+    journal = Journal(tmp_path / "train.jsonl", classes())
     limit = len(json.dumps(journal._header)) + 20
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with journal.appending([]) as append:
