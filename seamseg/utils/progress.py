@@ -96,7 +96,7 @@ class _Lines(tqdm):
         """Print a line."""
         self._shown = self.n
         rate = (self.n - self.initial) / max(self.format_dict["elapsed"], 1e-9)
-        is_partial = bool(self.total) and self.n < self.total
+        is_partial = bool(self.total and rate) and self.n < self.total
         left = f", {(self.total - self.n) / rate:.0f} s left" if is_partial else ""
         label, total = f"{self.desc}: " if self.desc else "", f"/{self.total}" if self.total else ""
         echo(f"{label}{self.n}{total} ({rate:.1f}/s{left})", file=self.fp, flush=True)
