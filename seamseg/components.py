@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from seamseg.config.components import API, Made, NoKeys, register
+from seamseg.config.components import Made, NoKeys, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from seamseg.visualize.maps import resize_map
 
 __all__ = [
-    "API",
     "Body",
     "BodyContext",
     "Callback",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME
 from seamseg.checkpoints.names import WEIGHTS_ENDING
 from seamseg.checkpoints.weights_file import read_weights
-from seamseg.config.components import Record, parse_records
+from seamseg.config.components import Record
 from seamseg.config.kinds import KINDS, WHOLE
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
@@ -481,3 +481,18 @@ def _plain_data() -> list[Any]:
         target = getattr(multiarray, function)
         names += [(target, f"{module}.{function}") for module in (_OLD_MULTIARRAY, "numpy._core.multiarray")]
     return names
+
+
+def parse_records(content: Any, source: str) -> tuple[Record, ...]:
+    """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
+    try:
+        found = tuple(
+            Record(record["kind"], record["name"], record["module"], str(record["version"])[:80], record["sha256"])
+            for record in content or ()
+        )
+        words = [word for record in found for word in (record.kind, record.name, record.module)]
+        if len(found) <= 256 and all(re.fullmatch(r"[\w.-]{1,80}", word) for word in words):
+            return found
+    except (KeyError, TypeError, IndexError):
+        pass
+    raise InputError(f"{source}: its list of components is damaged")

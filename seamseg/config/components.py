@@ -2,8 +2,7 @@
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
 a frozen dataclass of its options (docs/how-to/extend.md). Modules and files are imported only if the user names them,
-never because they are installed or a model names them, except `seamseg.recipes`. The parts of the package
-that use a kind register its built-in components.
+never because they are installed or a model names them, except `seamseg.recipes`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import hashlib
 import importlib
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from traceback import walk_tb
@@ -24,9 +21,6 @@ from typing import Any, TypeVar
 from seamseg.config.values import declaration_problem
 from seamseg.utils.component_errors import described, file_of, named_errors
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
-
-API = 1
-"""Version of the interface; one that breaks components gets another number."""
 
 RECIPES = "seamseg.recipes."
 """Beginning of the names of modules of this package that a configuration names to use their components."""
@@ -179,9 +173,7 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
 
 def _checksum(file: Path) -> str:
     """Return the SHA-256 of a file; empty if there is none, as of a cell of a notebook."""
-    with suppress(OSError):
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    return ""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 _IMPORTED: dict[str, str] = {}
@@ -235,18 +227,12 @@ def find(kind: str, name: str, others: Iterable[str] = ()) -> Component:
     if (kind, plain) in _REGISTERED:
         return _REGISTERED[kind, plain]
     module = RECIPES + plain
-    file = recipe(module) if plain.isidentifier() and module not in sys.modules else None
-    if file is not None and f'@{kind}("{plain}"' in file.read_text(encoding="utf-8"):
+    spec = importlib.util.find_spec(module) if plain.isidentifier() and module not in sys.modules else None
+    if spec is not None and f'@{kind}("{plain}"' in Path(str(spec.origin)).read_text(encoding="utf-8"):
         raise InputError(f"no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
     names = sorted({*(component.name for component in registered(kind)), *others})
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
     raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
-
-
-def recipe(module: str) -> Path | None:
-    """Return the file of a module of this package that a configuration can name; None if there is none."""
-    found = importlib.util.find_spec(module)
-    return Path(found.origin) if found is not None and found.origin else None
 
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:
@@ -265,20 +251,15 @@ def custom_of(made: object) -> Component | None:
     return next((c for c in found if not c.built_in), None)
 
 
-def sections_of(file: str) -> str:
-    """Return the sections of the components of a file of the user; empty for other files."""
-    return ", ".join(c.section for c in _REGISTERED.values() if not c.built_in and str(c.file) == file)
-
-
 def at_fault(error: BaseException) -> str | None:
     """Return a line for an exception of a component's code: its section, file and line; None for other exceptions."""
     if isinstance(error, SeamsegError):
         return None
     for frame, _ in walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if sections := sections_of(file):
+        if sections := [c.section for c in _REGISTERED.values() if not c.built_in and str(c.file) == file]:
             owner = custom_of(frame.f_locals.get("self"))
-            return (sections if owner is None else owner.section) + described(error, file)
+            return (", ".join(sections) if owner is None else owner.section) + described(error, file)
     return None
 
 
@@ -315,18 +296,3 @@ class Record:
         if component is None or component.built_in or _checksum(component.file) == self.sha256:
             return None
         return f"{self.kind} {self.name}: {component.file} has changed since the training"
-
-
-def parse_records(content: Any, source: str) -> tuple[Record, ...]:
-    """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
-    try:
-        found = tuple(
-            Record(record["kind"], record["name"], record["module"], str(record["version"])[:80], record["sha256"])
-            for record in content or ()
-        )
-        words = [word for record in found for word in (record.kind, record.name, record.module)]
-        if len(found) <= 256 and all(re.fullmatch(r"[\w.-]{1,80}", word) for word in words):
-            return found
-    except (KeyError, TypeError, IndexError):
-        pass
-    raise InputError(f"{source}: its list of components is damaged")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def _load_components(files: Sequence[Layer], changes: Sequence[_Change], exporte
         names = list(map(str.strip, given.get("general", {}).get("components", "").split(",")))
         if folder is None:
             # a model names modules of this package only
-            names = [name for name in names if not exported and re.fullmatch(_RECIPE, name) and components.recipe(name)]
+            names = [name for name in names if not exported and re.fullmatch(_RECIPE, name) and find_spec(name)]
         loaded += components.load(names, folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
     return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))

@@ -11,8 +11,9 @@ from dataclasses import asdict
 import pytest
 from support.components import LION
 
+from seamseg.checkpoints.snapshot import parse_records
 from seamseg.config import components, config_from_string, config_to_string, load_config
-from seamseg.config.components import Record, parse_records
+from seamseg.config.components import Record
 from seamseg.config.loader import differences
 from seamseg.config.sections import NotLoaded
 from seamseg.utils.errors import InputError
