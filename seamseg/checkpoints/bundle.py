@@ -195,7 +195,7 @@ def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple
     """
     tensors = sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES)
     try:
-        with _at_most(tensors, name), torch.device("meta"):
+        with on_meta(tensors, name):
             net = build()
     except RuntimeError as error:
         if lacks_memory(error):
@@ -215,11 +215,12 @@ def _is_foreign_on_meta(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _at_most(tensors: int, name: str) -> Iterator[None]:
-    """Raise InputError as soon as this thread builds far more parameters on the meta device than a file has tensors.
+def on_meta(tensors: int, name: str) -> Iterator[None]:
+    """Build on the meta device in a `with` block; InputError as soon as there are far more parameters than `tensors`.
 
-    Even without values each takes time and memory. A valid network may build each several times: that of a timm body is
-    built three times. Components of the user are built on the CPU and not limited.
+    These are the tensors of a file, which `name` names. Even without values a parameter takes time and memory. A valid
+    network may build each several times: that of a timm body is built three times. Components of the user are built on
+    the CPU and not limited.
     """
     thread, made = threading.get_ident(), 0
 
@@ -234,7 +235,8 @@ def _at_most(tensors: int, name: str) -> Iterator[None]:
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        yield
+        with torch.device("meta"):
+            yield
     finally:
         hook.remove()
 

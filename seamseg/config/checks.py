@@ -31,8 +31,8 @@ def raise_first(source: str, problems: Iterable[str | None]) -> None:
 def _body_params(config: Config) -> str | None:
     params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
     limits = {"classes": 16_384, "dilation": 64, "width": MAX_WIDTH}
-    if of_timm:  # some make a table for each pair of pixels of a window in loops
-        limits = {name: 32 if "window" in name else CHANNELS for name in params}
+    if of_timm:  # some make a table for each pair of pixels of a window, a part of the image, in loops
+        limits = {name: 32 if "window" in name else 4096 if name == "img_size" else CHANNELS for name in params}
     for name, limit in limits.items():
         for number in _numbers(params.get(name, 1)):
             if not isinstance(number, (int, float)):

@@ -153,6 +153,10 @@ _HUGE_BODIES = {
         '[body]\nbody = timm:test_vit\nbody_params = {"depth": 16384}',
         "far more layers than",
     ),
+    "timm_image": (
+        '[body]\nbody = timm:maxvit_tiny_tf_224\nbody_params = {"img_size": 16384}',
+        "img_size 16384 is above the limit of 4096",
+    ),
     "qat": ("[general]\nqat = yes\n[roi]\nfc_channels = 16384", "does not fit this network"),
 }
 _HUGE_CLASSIFIERS = {

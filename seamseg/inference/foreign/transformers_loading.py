@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seamseg.checkpoints.bundle import on_meta
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, transformers_weights
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.inference.foreign.families import Family
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.output import without_message
 
 _OF_LOSSES = "criterion."
 """Prefix of the tensors that only the training uses."""
+_SPARE_BYTES = 400_000_000
+"""Memory that a network may need beyond twice that of its weights."""
 
 
 def load_network(folder: Path, family: Family) -> nn.Module:
@@ -36,6 +39,9 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         config = built_by(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
         make_plain(config)
         state = _read_state(folder)
+        with on_meta(len(state), str(folder)):
+            empty = built_by(str(folder), lambda: model_class(config))
+        _check_size(empty, state, str(folder))
         net, report = built_by(
             str(folder),
             lambda: model_class.from_pretrained(
@@ -101,6 +107,17 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
     return state
 
 
+def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
+    """Raise InputError if a network on the meta device is far larger than its weights."""
+    # tables of positions grow with the fourth power of a window, and their computation takes copies
+    wanted = sum(values.nbytes for values in net.parameters()) + 4 * sum(values.nbytes for values in net.buffers())
+    if wanted > 2 * sum(4 * values.numel() for values in state.values()) + _SPARE_BYTES:
+        raise InputError(
+            f"{name}: its configuration needs {wanted / 1e6:.0f} MB, far more than its weights: is it the configuration "
+            "of another network?"
+        )
+
+
 def make_plain(config: Any) -> None:
     """Change what would need a download, or other inputs, at inference."""
     parts: list[Any] = [config, getattr(config, "backbone_config", None)]
@@ -120,7 +137,7 @@ def built_by(name: str, make: Any) -> Any:
         raise InputError(
             f"{name}: needs a package that is not installed ({one_line(error)[:160]}): pip install 'seamseg[{package}]'"
         ) from None
-    except (MemoryError, torch.OutOfMemoryError):
+    except (SeamsegError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the library raises nearly any for a wrong configuration or weights
         reason = f"unknown {error}" if isinstance(error, KeyError) else one_line(error)[:300]
