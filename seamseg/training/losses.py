@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from seamseg.training.optim.optimizer import running_statistics
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
@@ -76,7 +77,7 @@ class InvalidStep(NamedTuple):
 
 
 class Diverged(SeamsegError):
-    """A loss or gradient is not finite, or a loss is over its limit."""
+    """A loss, a gradient or a weight is not finite, or a loss is over its limit."""
 
 
 class LossCheck:
@@ -127,6 +128,13 @@ class LossCheck:
         found = self.read()
         if max_over_processes(self.world, {"found": float(found is not None)})["found"]:
             self._stop(gather_objects(self.world, found))
+
+    def check_weights(self, net: nn.Module, step: int) -> None:
+        """Raise Diverged if a weight or running statistic of any process is not finite; a collective call."""
+        tensors = [x.detach() for x in (*net.parameters(), *running_statistics(net))]
+        finite = torch.stack([torch.isfinite(x).all() for x in tensors]).all()
+        if max_over_processes(self.world, {"found": float(not finite)})["found"]:
+            raise Diverged(f"training stopped after step {step}: its weights are not finite; {self._advice}")
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

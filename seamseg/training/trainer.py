@@ -237,8 +237,9 @@ class Trainer:
 
     def _save(self, is_best: bool = False) -> None:
         """Copy the state of the training, and write it in the background; a collective call."""
-        # first, as it raises if a loss was not finite
+        # first, as they raise if a loss or a weight is not finite
         losses = self.losses.state_dict()
+        self.losses.check_weights(self.state.net, self.progress.global_step)
         averaged = self.stepper.state_dict().get("ema", {})
         ranks = gather_rank_states(self.world, self.state.net, averaged, losses)
         self._has_best = self._has_best or is_best

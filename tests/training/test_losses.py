@@ -106,3 +106,12 @@ def test_the_first_bad_step_stops_the_training():
     add(checked, 1, ["a"], (1.0, 2.0), float("nan"))
     with pytest.raises(Diverged, match=r"loss = nan \(images a\)"), checked.explaining():
         raise RuntimeError("of weights that are not finite")
+
+
+@pytest.mark.parametrize("name", ["weight", "running_var"])
+def test_weights_that_are_not_finite(name):
+    net, check = torch.nn.BatchNorm2d(3), check_of()
+    check.check_weights(net, 4)
+    net.state_dict()[name][1] = torch.inf
+    with pytest.raises(Diverged, match="^training stopped after step 4: its weights are not finite; lower "):
+        check.check_weights(net, 4)

@@ -231,8 +231,8 @@ class SnapshotWriter:
                 self.run.publish(path, self.run.best)
             elif forget_best:
                 self.run.best.unlink(missing_ok=True)
-            # last, so that a failure leaves the older snapshots
-            self.run.prune(step, 1 if self._fresh else self.keep)
+            # last, so that a failure leaves the older snapshots; two, since the weights of the newest may have diverged
+            self.run.prune(step, 1 if self._fresh else max(self.keep, 2))
             self._fresh = False
         except SeamsegError as error:
             self._error = error
