@@ -113,5 +113,5 @@ def test_weights_that_are_not_finite(name):
     net, check = torch.nn.BatchNorm2d(3), check_of()
     check.check_weights(net, 4)
     net.state_dict()[name][1] = torch.inf
-    with pytest.raises(Diverged, match="^training stopped after step 4: its weights are not finite; lower "):
+    with pytest.raises(Diverged, match=r"^training stopped after step 4: its weights are not finite; lower "):
         check.check_weights(net, 4)

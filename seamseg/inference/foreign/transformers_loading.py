@@ -113,8 +113,8 @@ def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     wanted = sum(values.nbytes for values in net.parameters()) + 4 * sum(values.nbytes for values in net.buffers())
     if wanted > 2 * sum(4 * values.numel() for values in state.values()) + _SPARE_BYTES:
         raise InputError(
-            f"{name}: its configuration needs {wanted / 1e6:.0f} MB, far more than its weights: is it the configuration "
-            "of another network?"
+            f"{name}: its configuration needs {wanted / 1e6:.0f} MB, far more than its weights: is it the "
+            "configuration of another network?"
         )
 
 
