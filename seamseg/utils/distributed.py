@@ -233,16 +233,22 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     what the function returns in this process
     """
     import torch
-    from torch.multiprocessing import start_processes
+    from torch.multiprocessing import get_context, start_processes
 
     if count == 1:
         return function(argument)
     groups, before, all_threads = local_group(count), dict(os.environ), torch.get_num_threads()
     threads = max(all_threads // count, 1)
     os.environ.update(groups[0])
-    arguments = (groups, threads, function, argument)
-    others = start_processes(_member, arguments, count - 1, join=False, daemon=True, start_method="spawn")
+    started = get_context("spawn").Semaphore(0)
+    arguments = (groups, threads, started, function, argument)
+    others = start_processes(_member, arguments, count - 1, join=False, start_method="spawn")
     try:
+        for process in others.processes:
+            # to join a group of which one has ended takes minutes, in C++
+            while not started.acquire(timeout=0.5):
+                if not process.is_alive():
+                    raise LostConnection("a process has ended")
         torch.set_num_threads(threads)
         return function(argument)
     except BaseException as error:
@@ -263,13 +269,19 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
 
 
 def _member(
-    number: int, groups: list[dict[str, str]], threads: int, function: Callable[[T], object], argument: T
+    number: int,
+    groups: list[dict[str, str]],
+    threads: int,
+    started: Any,
+    function: Callable[[T], object],
+    argument: T,
 ) -> None:
     """Call a function in a process that :func:`run_in_processes` has started."""
     import torch
 
     os.environ.update(groups[number + 1])
     torch.set_num_threads(threads)
+    started.release()
     function(argument)
 
 
@@ -284,7 +296,9 @@ def _raise_first(others: Any) -> None:
         reason = re.sub(r"^seamseg[\w.]*: ", "", str(error).strip().splitlines()[-1])
         raise SeamsegError(f"process {error.error_index + 1}: {reason}") from error
     except ProcessExitedException as error:
-        raise SeamsegError(f"process {error.error_index + 1} was ended by signal {-error.exit_code}") from error
+        code = error.exit_code
+        how = f"was ended by signal {-code}" if code < 0 else f"has ended with code {code}"
+        raise SeamsegError(f"process {error.error_index + 1} {how}") from error
 
 
 def _dist() -> Any:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from seamseg.utils import distributed as module
 from seamseg.utils.distributed import (
@@ -163,3 +164,22 @@ def test_a_process_that_fails_ends_all(broken, message, capfd):
         run_in_processes(2, _ranks, broken)
     assert not set(multiprocessing.active_children()) - others
     assert not capfd.readouterr().err
+
+
+class _Broken:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_process_that_ends_before_it_joins():
+    with pytest.raises(SeamsegError, match=r"^process 1 has ended with code 3$"):
+        run_in_processes(2, _ranks, _Broken())
+
+
+def _loaded(argument):
+    with distributed("cpu") as world:
+        return gather_objects(world, list(DataLoader(argument, batch_size=None, num_workers=1)))
+
+
+def test_processes_load_data_in_further_ones():
+    assert run_in_processes(2, _loaded, ["a"]) == [["a"], ["a"]]
