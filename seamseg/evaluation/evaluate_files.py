@@ -24,12 +24,14 @@ from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_pa
 from seamseg.formats.id_png import png_size
 from seamseg.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
-from seamseg.utils.image_memory import keep_turn
+from seamseg.utils.image_memory import memory_for
 from seamseg.utils.output import warn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback
 
 _MOST_CATEGORIES = 4096
+_PAIR_BYTES = 28
+"""Memory of a pixel of two maps of the shortest runs: 8 for one, 16 to decode the other, and the counts of pairs."""
 
 
 def evaluate_panoptic_json(
@@ -130,8 +132,9 @@ class _FilePair:
         """Read the two maps of an image and count their pairs of ids."""
         prediction = self._prediction_of[annotation.image_id]
         pred_path = self.pred.png(prediction)
-        check_png_size(png_size(self.gt.png(annotation)), pred_path)
-        with keep_turn():
+        size = png_size(self.gt.png(annotation)) or (0, 0)
+        check_png_size(size if any(size) else None, pred_path)
+        with memory_for(pred_path, "a map and its ground truth", size[::-1], _PAIR_BYTES * size[0] * size[1]):
             gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
             size = gt_ids.height, gt_ids.width
             check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)

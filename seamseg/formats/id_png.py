@@ -7,6 +7,7 @@ files without compiled kernels, by Pillow. The checksums of all chunks are verif
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from seamseg.idmaps.resize import IdMap, ResizedIds
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_of
-from seamseg.utils.limits import open_file, open_pillow, reading_image
+from seamseg.utils.limits import PHOTO_BYTES, open_file, open_pillow, read_limited, reading_image
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
@@ -147,11 +148,11 @@ def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
     with reading_image(path, "no such panoptic PNG", "not a readable PNG"):
         if data is None:
             with open_file(path) as file:
-                data = file.read()
+                data = read_limited(file, PHOTO_BYTES, str(path), "panoptic PNG", os.fstat(file.fileno()).st_size)
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None:
             _, height, width = fast
-            with memory_for(path, "PNG", (width, height), MASK_BYTES * height * width):
+            with memory_for(path, "PNG", (width, height), MASK_BYTES * height * width + 2 * len(data)):
                 if has_kernel():
                     with suppress(ValueError):  # rare: Pillow then reads the file or raises
                         return decode_id_runs(*fast)

@@ -31,6 +31,8 @@ _STORED_BYTES = 4
 _WEBP_BYTES, _AVIF_BYTES = 16, 24
 """Of libwebp and libavif: planes or pixels of the frame, two canvases, a copy in Python, and Pillow's image."""
 _PLAIN_PPM_BYTES = 6
+_SKIPPED_ROWS = 3 * 255
+"""Rows that a run-length BMP may skip at once, of which Pillow 10 makes three copies, whatever the height."""
 _LONGEST_WAIT = 300.0
 """Seconds after which an image is decoded beside others: a stopped process must not stop all."""
 _ROWS_PER_STRIP, _TILE_WIDTH, _TILE_HEIGHT, _BITS, _ORIENTATION = 278, 322, 323, 258, 274
@@ -75,6 +77,9 @@ def _buffers(image: Image.Image) -> float:
         return _coefficients(image)
     if image.format == "PPM":
         return 0 if image.tile and image.tile[0][0] == "raw" else _PLAIN_PPM_BYTES * pixels  # type: ignore[attr-defined]
+    if image.format == "BMP":
+        skipped = _SKIPPED_ROWS * image.width
+        return 2 * pixels + skipped if image.tile and image.tile[0][0] == "bmp_rle" else 0  # type: ignore[attr-defined]
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]
         rows = tags.get(_TILE_HEIGHT) or min(tags.get(_ROWS_PER_STRIP) or image.height, image.height)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
-from seamseg.idmaps import reference
+from seamseg.idmaps import id_runs, reference
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
 from seamseg.idmaps.library import functions
@@ -124,3 +124,15 @@ def test_boxes(height, width, run, seed):
     for k in range(6):
         y, x = np.nonzero(ids == k)
         assert found[k].tolist() == ([y.min(), x.min(), y.max() + 1, x.max() + 1] if len(y) else [-1] * 4)
+
+
+@pytest.mark.parametrize("run", [1, 3, 40])
+def test_maps_of_many_runs_in_parts(monkeypatch, run):
+    ids = random_ids(np.random.default_rng(0), 9, 31, run)
+    whole = id_runs_of(ids)
+    monkeypatch.setattr(id_runs, "_AT_ONCE", 7)
+    parts = id_runs_of(ids)
+    np.testing.assert_array_equal(parts.starts, whole.starts)
+    np.testing.assert_array_equal(parts.ids, whole.ids)
+    np.testing.assert_array_equal(parts.dense(), ids)
+    assert parts.dense().dtype == np.uint32

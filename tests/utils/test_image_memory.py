@@ -1,5 +1,6 @@
 """The memory of images: estimated from the header, refused above a budget, large ones decoded one at a time."""
 
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -92,6 +93,16 @@ def test_estimates(tmp_path, name, mode, options, expected):
             pytest.skip("Pillow 10 chooses the strips itself")
         assert memory_needed(image, 0) == pytest.approx(expected * 320 * 400, rel=0.001)
         assert memory_needed(image, 20) == 20 * 320 * 400
+
+
+def test_rows_that_a_bmp_skips(tmp_path):
+    """Pillow 10 makes 255 rows of zeros of four bytes, of a bitmap of one row."""
+    width, pixels = 100_000_000, bytes((0, 2, 0, 255, 0, 1))
+    header = struct.pack("<IiiHHIIiiII", 40, width, 1, 1, 8, 1, len(pixels), 0, 0, 256, 0)
+    start = struct.pack("<IHHI", 14 + 40 + 1024 + len(pixels), 0, 0, 14 + 40 + 1024)
+    (tmp_path / "a.bmp").write_bytes(b"BM" + start + header + bytes(1024) + pixels)
+    with pytest.raises(UnreadableImage, match=r"of BMP takes 76\.\d GB of memory"):
+        open_image(tmp_path / "a.bmp")
 
 
 def test_above_the_budget(tmp_path, monkeypatch):
