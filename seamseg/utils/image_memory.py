@@ -35,7 +35,7 @@ _SKIPPED_ROWS = 3 * 255
 """Rows that a run-length BMP may skip at once, of which Pillow 10 makes three copies, whatever the height."""
 _LONGEST_WAIT = 300.0
 """Seconds after which an image is decoded beside others: a stopped process must not stop all."""
-_ROWS_PER_STRIP, _TILE_WIDTH, _TILE_HEIGHT, _BITS, _ORIENTATION = 278, 322, 323, 258, 274
+_ROWS_PER_STRIP, _TILE_WIDTH, _TILE_HEIGHT, _BITS, _SAMPLES, _ORIENTATION = 278, 322, 323, 258, 277, 274
 
 
 def budget() -> float:
@@ -84,7 +84,9 @@ def _buffers(image: Image.Image) -> float:
         tags = image.tag_v2  # type: ignore[attr-defined]
         rows = tags.get(_TILE_HEIGHT) or min(tags.get(_ROWS_PER_STRIP) or image.height, image.height)
         bits = tags.get(_BITS, (1,))
-        strip = rows * (tags.get(_TILE_WIDTH) or image.width) * sum(bits if isinstance(bits, tuple) else (bits,)) / 8
+        # Pillow takes one number of bits for that of all samples
+        bits = sum(bits) if isinstance(bits, tuple) and len(bits) > 1 else max(bits) * tags.get(_SAMPLES, 1)
+        strip = rows * (tags.get(_TILE_WIDTH) or image.width) * bits / 8
         # Pillow turns the image itself
         return max(strip, 0 if tags.get(_ORIENTATION, 1) == 1 else _STORED.get(image.mode, _STORED_BYTES) * pixels)
     return 0

@@ -95,6 +95,18 @@ def test_estimates(tmp_path, name, mode, options, expected):
         assert memory_needed(image, 20) == 20 * 320 * 400
 
 
+def test_samples_of_a_tiff_with_one_number_of_bits(tmp_path):
+    path = tmp_path / "a.tif"
+    picture("RGB", 320, 400).save(path, compression="tiff_adobe_deflate", tiffinfo={278: 400})
+    data, bits = path.read_bytes(), struct.pack("<HHI", 258, 3, 3)
+    assert data.count(bits) == 1
+    at = data.index(bits)
+    path.write_bytes(data[:at] + struct.pack("<HHIHH", 258, 3, 1, 8, 0) + data[at + 12 :])
+    with open_pillow(path) as image:
+        assert image.tag_v2[258] == (8,)
+        assert memory_needed(image, 0) == (4 + 3) * 320 * 400
+
+
 def test_rows_that_a_bmp_skips(tmp_path):
     """Pillow 10 makes 255 rows of zeros of four bytes, of a bitmap of one row."""
     width, pixels = 100_000_000, bytes((0, 2, 0, 255, 0, 1))
