@@ -26,6 +26,9 @@ RGB_BYTES = 7
 MASK_BYTES = 16
 """Memory of a pixel of a mask: Pillow's image, `int32`, and the arrays of the segments that are made of it."""
 
+_USUAL_SIDE, _SIDE_BYTES = 65_500, 60
+"""Longest side of a JPEG, and memory of each pixel of a side beyond it: tables of the columns to resize and to draw."""
+
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 _STORED_BYTES = 4
 _WEBP_BYTES, _AVIF_BYTES = 16, 24
@@ -62,7 +65,7 @@ def memory_needed(image: Image.Image, per_pixel: float = RGB_BYTES) -> int:
     decoding: float = {"WEBP": _WEBP_BYTES, "AVIF": _AVIF_BYTES}.get(image.format or "", 0) * pixels
     if not decoding:
         decoding = _STORED.get(image.mode, _STORED_BYTES) * pixels + _buffers(image)
-    return int(max(decoding, per_pixel * pixels))
+    return int(max(decoding, per_pixel * pixels)) + _SIDE_BYTES * max(0, max(image.size) - _USUAL_SIDE)
 
 
 def memory_of(image: Image.Image, name: object, per_pixel: float) -> AbstractContextManager[None]:
