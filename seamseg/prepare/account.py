@@ -159,7 +159,7 @@ class Journal:
         if not self._path.is_file():
             return {}
         values = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
+        for line in self._path.read_bytes().splitlines():
             try:
                 values.append(parse_json(line))
             except ValueError:  # the line that was being written when the process was killed
@@ -191,8 +191,13 @@ def _is_record(record: Any) -> bool:
     """Return whether a line of a journal, which may be of another hand, is a record of the writer."""
     kinds = {"id": str, "file_name": str, "stamp": str, "void": int}
     kinds |= dict.fromkeys(("size", "cat", "iscrowd", "annotations", "skipped", "files"), list)
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
+        return False
     return (
-        isinstance(record, dict)
-        and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+        len(record["size"]) == 2
+        and all(isinstance(side, int) and side > 0 for side in record["size"])
+        and len(record["cat"]) == len(record["iscrowd"])
+        and all(isinstance(annotation, dict) for annotation in record["annotations"])
+        and all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in record["skipped"])
         and all(isinstance(name, str) for name in record["files"])
     )
