@@ -31,18 +31,23 @@ def done(tmp_path):
     return [i["id"] for i in content["images"]]
 
 
-def test_a_photo_that_cannot_be_decoded_is_skipped(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
-    opened = Source.open
+@pytest.mark.parametrize("workers", [0, 2])
+def test_photos_that_cannot_be_decoded_are_skipped(
+    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, workers
+):
+    opened, errors = Source.open, {"b": StopIteration(), "d": MemoryError("too large"), "g": RecursionError("deep")}
 
     def open_(self):
-        if self.name == "d":
-            raise MemoryError("too large")
+        if self.name in errors:
+            raise errors[self.name]
         return opened(self)
 
     monkeypatch.setattr(Source, "open", open_)
-    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", "0") == 1
-    assert "d.png: cannot be decoded: MemoryError: too large" in capsys.readouterr().err
-    assert done(tmp_path) == list("abcefg")
+    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", str(workers)) == 1
+    said = capsys.readouterr().err
+    assert "d.png: cannot be decoded: MemoryError: too large" in said
+    assert said.count(".png: cannot be decoded: ") == 3
+    assert done(tmp_path) == list("acef")
 
 
 def kill(main, words, seconds):
