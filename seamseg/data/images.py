@@ -276,6 +276,11 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     return _decode(Path(path), lambda image: _upright_size(image, Path(path), data), data, per_pixel=0)
 
 
+def pixel_count(path: str | Path) -> int:
+    """Return the number of pixels by the header of an image; errors as :func:`image_size`."""
+    return _decode(Path(path), lambda image: image.width * image.height, per_pixel=0)
+
+
 def _decode(
     path: Path,
     read: Callable[[Image.Image], T],

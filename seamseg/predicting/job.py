@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
-from seamseg.data.images import image_size
+from seamseg.data.images import pixel_count
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.predicting.find import find_sources, limited, refuse_overwriting, refuse_sharing
@@ -102,7 +102,7 @@ def predict_files(
 def default_workers(sources: Sequence[Source | Video], world: World) -> int:
     """Return how many threads decode, if the user gives no number.
 
-    None for a single image in each process, nor if most are large, judged by some of them: each thread would hold one.
+    None for a single image in each process, nor if most are large, judged by some of them.
     """
     if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
         return 0
@@ -110,8 +110,7 @@ def default_workers(sources: Sequence[Source | Video], world: World) -> int:
     for source in sources[:: max(len(sources) // 8, 1)]:
         if isinstance(source, Source) and not source.address and not source.problem:
             with suppress(InputError):  # reported when its turn comes
-                height, width = image_size(source.path)
-                large.append(height * width >= LARGE_PIXELS)
+                large.append(pixel_count(source.path) >= LARGE_PIXELS)
     return 0 if 2 * sum(large) > len(large) else share_cores().decoders
 
 
@@ -250,11 +249,12 @@ class _PredictionLoop:
                 lambda p: p.image.nbytes,
                 tiling=self.predictor.tiling,
             ):
-                if threads > 1:
+                large = any(_is_large(photo.image) for photo in batch)
+                if threads > 1 and not large:
                     background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
                     continue
                 for photo, prediction, seconds in self._run_network(batch):
-                    if _is_large(photo.image):
+                    if large:
                         # before the next is decoded
                         self._write(photo, prediction, seconds)
                     else:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
 from typing import NamedTuple
 
 from PIL import Image
 
+from seamseg.data.images import pixel_count
 from seamseg.inference.images import PreparedImage
 from seamseg.predicting.manifest import Done
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
-from seamseg.utils.image_memory import keep_turn
+from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES, keep_turn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
 
@@ -59,19 +62,23 @@ class ImageReader:
         self.size = size
 
     def read(self, workers: int) -> Iterator[DecodedImage]:
-        """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead."""
-        if workers <= 1:
-            for one in self._items():
-                with keep_turn():  # of a large image, until its outputs are written
-                    yield self._decode(*one)
-            return
-        yield from threaded_map(
-            lambda one: self._decode(*one),
-            self._items(),
-            workers,
-            lambda one: one.image.nbytes if isinstance(one.image, PreparedImage) else 0,
-            READ_AHEAD_BYTES,
-        )
+        """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.
+
+        Large images are decoded in this thread, after all images before them; memory does not grow with the threads.
+        """
+        for alone, items in groupby(self._items(), lambda one: workers <= 1 or _is_large(one[1])):
+            if alone:
+                for one in items:
+                    with keep_turn():  # of a large image, until its outputs are written
+                        yield self._decode(*one)
+                continue
+            yield from threaded_map(
+                lambda one: self._decode(*one),
+                items,
+                workers,
+                lambda one: one.image.nbytes if isinstance(one.image, PreparedImage) else 0,
+                READ_AHEAD_BYTES,
+            )
 
     def _items(self) -> Iterator[tuple[str, Source | VideoFrame]]:
         for source in self.images:
@@ -101,6 +108,14 @@ class ImageReader:
             return DecodedImage(source, stamp, f"{source}: {error}")
         except Exception as error:  # one image, for which the memory may not suffice, must not end the run
             return DecodedImage(source, stamp, f"{source}: cannot be decoded: {describe_error(error)}")
+
+
+def _is_large(item: Source | VideoFrame) -> bool:
+    """Return whether an image is one of those that are decoded one at a time, by its header."""
+    if isinstance(item, Source) and not item.address and not item.problem:
+        with suppress(InputError, MemoryError):  # reported when its turn comes
+            return pixel_count(item.path) * RGB_BYTES > ALONE_BYTES
+    return False
 
 
 def _is_done(source: Source, stamp: Callable[[], str], done: Mapping[str, Done]) -> bool:

@@ -36,6 +36,26 @@ def test_threads_of_huge_photos_hold_one_each(tmp_path, monkeypatch):
     assert sorted(received) == list("abcde")
 
 
+def test_a_large_image_is_decoded_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "ALONE_BYTES", 7 * 50 * 50)
+    for name in "abcde":
+        Image.new("RGB", (51 if name == "c" else 50, 50)).save(tmp_path / f"{name}.png")
+    running, threads = [], {}
+
+    def open_(self):
+        running.append(self.name)
+        threads[self.name] = threading.current_thread(), list(running)
+        time.sleep(0.1)
+        running.remove(self.name)
+        return open_image(self.path)
+
+    monkeypatch.setattr(Source, "open", open_)
+    images = ImageReader(find_sources(tmp_path), ImagePreparation(InputSize(), keep_rgb=True), {})
+    assert [source.name for source, _, _ in images.read(2)] == list("abcde")
+    assert threads["c"] == (threading.main_thread(), ["c"])
+    assert threading.main_thread() not in [thread for name, (thread, _) in threads.items() if name != "c"]
+
+
 @pytest.mark.parametrize(("limits", "jobs"), [({"waiting": 4, "most_bytes": 100}, 1), ({"waiting": 1}, 2)])
 def test_background_limits_bytes_and_jobs(limits, jobs):
     background, go = BackgroundWriter(threads=1, **limits), threading.Event()
