@@ -23,8 +23,8 @@ from timing import Case, options, report
 from torch.utils.data import Dataset
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.folder import FolderReader
 from seamseg.data.input_size import scaled_size
+from seamseg.data.reader import FolderReader
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.ops.labels import extract_boxes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
@@ -9,6 +10,9 @@ from .version import __version__
 if TYPE_CHECKING:
     from seamseg import prepare
     from seamseg.verbs import classifier, evaluate, export, load, predict, serve, train
+
+with suppress(ModuleNotFoundError):  # the core works without it
+    import seamseg.contrib  # noqa: F401  # adds its parts to the core
 
 __all__ = ["__version__", "classifier", "evaluate", "export", "load", "predict", "prepare", "serve", "train"]
 

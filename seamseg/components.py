@@ -23,6 +23,7 @@ from seamseg.config.components import Made, NoKeys, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
+    from seamseg.data.folder import ReadMap
     from seamseg.data.images import open_image, open_map, open_mask
     from seamseg.data.reader import Reader
     from seamseg.evaluation.metric import Metric
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from seamseg.models.heads.semantic import SemanticImage
     from seamseg.predicting.writers.base import OutputFormat
     from seamseg.predicting.writers.images import ImageFormat
-    from seamseg.structures import ReadMap
     from seamseg.training.callbacks import Callback, Run
     from seamseg.visualize.maps import resize_map
 
@@ -84,7 +84,7 @@ _MODULES = {
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
     **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.data.images"),
     "Reader": "seamseg.data.reader",
-    "ReadMap": "seamseg.structures",
+    "ReadMap": "seamseg.data.folder",
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
     "Metric": "seamseg.evaluation.metric",
     **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),

@@ -42,7 +42,7 @@ class MapFormat:
     scale : a PNG file holds the values times this, rounded and clipped
     bits : bits of a pixel of that file, 8 or 16
     values : what enlarging an image does to what the network predicts: none, multiply (lengths in pixels of its input)
-        or divide (distances from the camera), as `scale` of :class:`seamseg.structures.ReadMap`. Maps of predictions
+        or divide (distances from the camera), as `scale` of :class:`seamseg.data.folder.ReadMap`. Maps of predictions
         and results have the units of the files, in pixels of the image. `mirror` and `values` that are None are those
         of the ground truth that is read under the same name, if there is any
 

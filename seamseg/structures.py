@@ -1,4 +1,4 @@
-"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform, ReadMap.
+"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform.
 
 Conventions (docs/design/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner;
 images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
@@ -184,54 +184,6 @@ class DeferredTransform:
 
 
 @dataclass(frozen=True)
-class ReadMap:
-    """Ground truth of a head or metric that is read from a data set: one map an image, of the size of its mask.
-
-    The maps are float32, in which integers are exact up to 2^24. They are scaled, cropped and flipped together
-    with the image. Pixels without ground truth are those with the stored value `void` or NaN, and all of an image
-    without a file; where `resize` is bilinear, also those between one of these and others.
-
-    Attributes
-    ----------
-    folder : folder of the data set with the files, `DATA/FOLDER/ID.png` (8 or 16 bits) or `ID.npy`
-    channels : number of channels
-    factor, offset : values are `stored * factor + offset`, in the units of the head
-    void : stored value of pixels without ground truth; None if each pixel has some
-    fill : value of pixels without ground truth in a batch
-    optional : whether images may lack a file; otherwise they count as unreadable
-    resize : nearest, of the same pixels as the mask, or bilinear
-    mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
-    scale : what enlarging an image does to the values: none, multiply (lengths, in pixels of the network's input) or
-        divide (distances from the camera, relative to an input of `[dataloader] shortest_size`). Predictions are
-        converted back to the units of the files, see :class:`seamseg.predictions.MapFormat`
-
-    Raises
-    ------
-    ValueError
-        if a value is none of these, or `mirror` has another length
-    """
-
-    folder: str
-    channels: int = 1
-    factor: float = 1.0
-    offset: float = 0.0
-    void: float | None = 0
-    fill: float = 0.0
-    optional: bool = False
-    resize: str = "nearest"
-    mirror: tuple[float, ...] | None = None
-    scale: str = "none"
-
-    def __post_init__(self) -> None:
-        allowed = {"resize": ("nearest", "bilinear"), "scale": ("none", "multiply", "divide")}
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"ReadMap: {name} must be one of {values}, not {getattr(self, name)!r}")
-        if self.channels < 1 or (self.mirror is not None and len(self.mirror) != self.channels):
-            raise ValueError(f"ReadMap: mirror needs a factor for each of {self.channels} channels, got {self.mirror}")
-
-
-@dataclass(frozen=True)
 class Batch:
     """Training images with their targets, made by :func:`seamseg.data.loader.collate`.
 
@@ -247,8 +199,8 @@ class Batch:
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
     transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
 
-    `maps` are the ground truth that heads read by name, see :class:`ReadMap`: `maps[name][i]` is `channels x H x W`
-    float32, as it is after these transforms, with `fill` where there is none.
+    `maps` are the ground truth that heads read by name, see :class:`seamseg.data.folder.ReadMap`: `maps[name][i]` is
+    `channels x H x W` float32, as it is after these transforms, with `fill` where there is none.
     """
 
     images: PackedSequence

@@ -14,9 +14,10 @@ from support.golden_files import array, has, tensor
 from support.host_reads import HostReads
 
 from seamseg import fusion
-from seamseg.fusion import FusedMap, download, fuse, fuse_plainly, paste_detections, to_result
+from seamseg.fusion import FusedMap, download, fuse, fuse_plainly, to_result
 from seamseg.idmaps.resize import ResizedIds, resize_nearest
 from seamseg.panoptic_map import VOID
+from seamseg.pasting import paste_detections
 from seamseg.predictions import Prediction
 
 CASES = ("a", "b_none", "c_lowscores", "d_ties", "e_area0")

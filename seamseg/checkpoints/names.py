@@ -7,7 +7,6 @@ SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
-METRICS_NAME = "metrics.jsonl"
 
 WEIGHTS_NAME = "model.safetensors"
 WEIGHTS_ENDING = ".safetensors"

@@ -20,6 +20,7 @@ from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.config.reference import by_make, chosen_by, components_reference, summary
 from seamseg.config.values import format_value
+from seamseg.extensions import RECIPES
 from seamseg.utils.output import echo
 
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.overrides or args.kind is not None:
         import_all()
     load_components(args.overrides)
-    named = [c for c in components.registered() if not c.built_in or c.module.startswith(components.RECIPES)]
+    named = [c for c in components.registered() if not c.built_in or _is_recipe(c)]
     if args.overrides and not named:
         echo("no file registers a component", file=sys.stderr)
     for kind, what in components.KINDS.items():
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         echo(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
         for group in by_make(found):
             first = group[0]
-            where = first.module if first.module.startswith(components.RECIPES) else "built in"
+            where = first.module if _is_recipe(first) else "built in"
             where = where if first.built_in else str(first.file)
             echo(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
             for spec in fields(first.keys):
@@ -57,14 +58,18 @@ def run(args: argparse.Namespace) -> int:
 
 def import_all() -> None:
     """Import all components of the package: the defaults, and those that a configuration has to name."""
-    import seamseg.data.folder
+    import seamseg.data.reader
     import seamseg.models.build
     import seamseg.predicting.writers
     import seamseg.training.run  # noqa: F401
-    from seamseg import recipes
 
-    for module in pkgutil.iter_modules(recipes.__path__, components.RECIPES):
-        importlib.import_module(module.name)
+    for package in RECIPES:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(module.name)
+
+
+def _is_recipe(component: components.Component) -> bool:
+    return any(component.module.startswith(f"{package}.") for package in RECIPES)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
 a frozen dataclass of its options (docs/how-to/extend.md). Modules and files are imported only if the user names them,
-never because they are installed or a model names them, except `seamseg.recipes`.
+never because they are installed or a model names them, except those of :data:`seamseg.extensions.RECIPES`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from traceback import walk_tb
 from typing import Any, TypeVar
 
 from seamseg.config.values import declaration_problem
+from seamseg.extensions import RECIPES
 from seamseg.utils.component_errors import described, file_of, named_errors
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
-
-RECIPES = "seamseg.recipes."
-"""Beginning of the names of modules of this package that a configuration names to use their components."""
 
 
 @dataclass(frozen=True)
@@ -226,10 +224,10 @@ def find(kind: str, name: str, others: Iterable[str] = ()) -> Component:
     plain = name.partition(":")[0]
     if (kind, plain) in _REGISTERED:
         return _REGISTERED[kind, plain]
-    module = RECIPES + plain
-    spec = importlib.util.find_spec(module) if plain.isidentifier() and module not in sys.modules else None
-    if spec is not None and f'@{kind}("{plain}"' in Path(str(spec.origin)).read_text(encoding="utf-8"):
-        raise InputError(f"no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
+    for module in (f"{package}.{plain}" for package in RECIPES if plain.isidentifier()):
+        spec = importlib.util.find_spec(module) if module not in sys.modules else None
+        if spec is not None and f'@{kind}("{plain}"' in Path(str(spec.origin)).read_text(encoding="utf-8"):
+            raise InputError(f"no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
     names = sorted({*(component.name for component in registered(kind)), *others})
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
     raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")

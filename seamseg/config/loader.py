@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
@@ -22,11 +21,9 @@ from seamseg.config.ini import Layer, Texts, layers_of, read_text
 from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
+from seamseg.extensions import RECIPES
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.limits import read_ini
-
-_RECIPE = re.escape(components.RECIPES) + "(?!py$)[a-z_]+"
-"""Modules of components of this package; a name with `.py` would be a file."""
 
 _LAYOUT = (("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
@@ -215,10 +212,16 @@ def _load_components(files: Sequence[Layer], changes: Sequence[_Change], exporte
         names = list(map(str.strip, given.get("general", {}).get("components", "").split(",")))
         if folder is None:
             # a model names modules of this package only
-            names = [name for name in names if not exported and re.fullmatch(_RECIPE, name) and find_spec(name)]
+            names = [name for name in names if not exported and _is_recipe(name)]
         loaded += components.load(names, folder)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
     return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
+
+
+def _is_recipe(name: str) -> bool:
+    """Return whether a name is that of a module of a package in :data:`RECIPES`; one with `.py` would be a file."""
+    package, _, module = name.rpartition(".")
+    return package in RECIPES and module.isidentifier() and module != "py" and find_spec(name) is not None
 
 
 def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.config import components
-from seamseg.data.folder import FolderReader
 from seamseg.data.images import as_rgb
 from seamseg.data.maps import MapValues, map_values
-from seamseg.data.reader import OpenReader, check_masks, reader_errors
+from seamseg.data.reader import FolderReader, OpenReader, check_masks, reader_errors
 from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata

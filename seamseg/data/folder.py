@@ -5,17 +5,14 @@ Custom heads may read further folders (docs/how-to/extend.md).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from seamseg.config.components import register
-from seamseg.data.images import open_image, open_map, open_mask, open_reduced
-from seamseg.data.reader import Reader
+from seamseg.data.images import open_mask
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import join_inside, listed_names, nearest_path, read_bytes
@@ -49,6 +46,54 @@ def find_metadata(root: str | Path) -> Path:
     if not path.exists():
         raise InputError(f"{root}: {_why_not_a_data_set(root)}")
     return path
+
+
+@dataclass(frozen=True)
+class ReadMap:
+    """Ground truth of a head or metric that is read from a data set: one map an image, of the size of its mask.
+
+    The maps are float32, in which integers are exact up to 2^24. They are scaled, cropped and flipped together
+    with the image. Pixels without ground truth are those with the stored value `void` or NaN, and all of an image
+    without a file; where `resize` is bilinear, also those between one of these and others.
+
+    Attributes
+    ----------
+    folder : folder of the data set with the files, `DATA/FOLDER/ID.png` (8 or 16 bits) or `ID.npy`
+    channels : number of channels
+    factor, offset : values are `stored * factor + offset`, in the units of the head
+    void : stored value of pixels without ground truth; None if each pixel has some
+    fill : value of pixels without ground truth in a batch
+    optional : whether images may lack a file; otherwise they count as unreadable
+    resize : nearest, of the same pixels as the mask, or bilinear
+    mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
+    scale : what enlarging an image does to the values: none, multiply (lengths, in pixels of the network's input) or
+        divide (distances from the camera, relative to an input of `[dataloader] shortest_size`). Predictions are
+        converted back to the units of the files, see :class:`seamseg.predictions.MapFormat`
+
+    Raises
+    ------
+    ValueError
+        if a value is none of these, or `mirror` has another length
+    """
+
+    folder: str
+    channels: int = 1
+    factor: float = 1.0
+    offset: float = 0.0
+    void: float | None = 0
+    fill: float = 0.0
+    optional: bool = False
+    resize: str = "nearest"
+    mirror: tuple[float, ...] | None = None
+    scale: str = "none"
+
+    def __post_init__(self) -> None:
+        allowed = {"resize": ("nearest", "bilinear"), "scale": ("none", "multiply", "divide")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"ReadMap: {name} must be one of {values}, not {getattr(self, name)!r}")
+        if self.channels < 1 or (self.mirror is not None and len(self.mirror) != self.channels):
+            raise ValueError(f"ReadMap: mirror needs a factor for each of {self.channels} channels, got {self.mirror}")
 
 
 class DatasetFolder:
@@ -161,68 +206,6 @@ class DatasetFolder:
                 )
             layers.append(layer)
         return layers[0][None] if len(layers) == 1 else np.stack(layers)
-
-
-@register("reader", "folder")
-class FolderReader(Reader):
-    """A split of a dataset folder, by its list `lst/SPLIT.txt`."""
-
-    def __init__(self, root: str | Path, split: str, keys: Any = None) -> None:
-        super().__init__(root, split, keys)
-        self.folder = DatasetFolder(root)
-        self.metadata = self.folder.metadata
-        self.images = self.folder.split(split)
-
-    def file_name(self, index: int) -> str:
-        """Return the path of an image."""
-        try:
-            return str(self.folder.image_path(self.images[index].id))
-        except InputError:
-            return str(self.root / "img" / self.images[index].id)
-
-    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """Read an image; a JPEG may be reduced.
-
-        Raises
-        ------
-        InputError
-            naming the file, if it is missing or unreadable, or of another size than in the metadata
-        """
-        info = self.images[index]
-        path = self.folder.image_path(info.id)
-        if at_least is None:
-            image = open_image(path)
-            size = (image.height, image.width)
-        else:
-            image, size = open_reduced(path, at_least)
-        if size != info.size:
-            rotated = " (it is rotated by its EXIF orientation)" if size == info.size[::-1] else ""
-            raise InputError(
-                f"{path}: the image is {size[1]} x {size[0]} pixels (width x height), but its mask and "
-                f"metadata.bin have {info.size[1]} x {info.size[0]}{rotated}; "
-                "restore the image that the mask was drawn on, or prepare the data set again"
-            )
-        return image
-
-    def read_masks(self, index: int) -> np.ndarray:
-        """Read the instance ids of an image."""
-        return self.folder.read_mask(self.images[index].id)
-
-    def read_map(self, index: int, folder: str) -> np.ndarray | None:
-        """Read a file of a further folder, `FOLDER/ID.png` or `FOLDER/ID.npy`; None if there is none.
-
-        Raises
-        ------
-        InputError
-            if there is no such folder, or the file cannot be read
-        """
-        stem = join_inside(self.root / folder, self.images[index].id)
-        for ending in MAP_ENDINGS:
-            if (path := stem.with_name(stem.name + ending)).is_file():
-                return open_map(path)
-        if not (self.root / folder).is_dir():
-            raise InputError(f"{self.root / folder}: no such folder; a head or metric reads its ground truth from it")
-        return None
 
 
 def _why_not_a_data_set(root: Path) -> str:

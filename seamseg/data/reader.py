@@ -1,6 +1,6 @@
 """Readers of data sets: what a training and a validation read of a split; no torch.
 
-`[dataloader] reader` chooses one: that of dataset folders (:mod:`seamseg.data.folder`), or a custom one
+`[dataloader] reader` chooses one: that of dataset folders (:class:`FolderReader`), or a custom one
 (docs/how-to/extend.md).
 """
 
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seamseg.config.components import Component
+from seamseg.config.components import Component, register
+from seamseg.data.folder import MAP_ENDINGS, DatasetFolder
+from seamseg.data.images import open_image, open_map, open_reduced
 from seamseg.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
 from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.files import join_inside
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -66,7 +69,7 @@ class Reader(ABC):
         """Read the instance ids of an image, integers `L x H x W`, 0 void."""
 
     def read_map(self, index: int, folder: str) -> np.ndarray | None:
-        """Read a map of :class:`seamseg.structures.ReadMap` as it is stored.
+        """Read a map of :class:`seamseg.data.folder.ReadMap` as it is stored.
 
         Returns
         -------
@@ -135,3 +138,65 @@ def check_masks(masks: np.ndarray, info: ImageInfo, name: str) -> np.ndarray:
     if lowest < 0 or highest >= len(info.cat):
         raise InputError(f"{name}: the masks have ids {lowest} to {highest}, classes are listed for {len(info.cat)}")
     return masks.astype(np.int32, copy=False)
+
+
+@register("reader", "folder")
+class FolderReader(Reader):
+    """A split of a dataset folder, by its list `lst/SPLIT.txt`."""
+
+    def __init__(self, root: str | Path, split: str, keys: Any = None) -> None:
+        super().__init__(root, split, keys)
+        self.folder = DatasetFolder(root)
+        self.metadata = self.folder.metadata
+        self.images = self.folder.split(split)
+
+    def file_name(self, index: int) -> str:
+        """Return the path of an image."""
+        try:
+            return str(self.folder.image_path(self.images[index].id))
+        except InputError:
+            return str(self.root / "img" / self.images[index].id)
+
+    def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
+        """Read an image; a JPEG may be reduced.
+
+        Raises
+        ------
+        InputError
+            naming the file, if it is missing or unreadable, or of another size than in the metadata
+        """
+        info = self.images[index]
+        path = self.folder.image_path(info.id)
+        if at_least is None:
+            image = open_image(path)
+            size = (image.height, image.width)
+        else:
+            image, size = open_reduced(path, at_least)
+        if size != info.size:
+            rotated = " (it is rotated by its EXIF orientation)" if size == info.size[::-1] else ""
+            raise InputError(
+                f"{path}: the image is {size[1]} x {size[0]} pixels (width x height), but its mask and "
+                f"metadata.bin have {info.size[1]} x {info.size[0]}{rotated}; "
+                "restore the image that the mask was drawn on, or prepare the data set again"
+            )
+        return image
+
+    def read_masks(self, index: int) -> np.ndarray:
+        """Read the instance ids of an image."""
+        return self.folder.read_mask(self.images[index].id)
+
+    def read_map(self, index: int, folder: str) -> np.ndarray | None:
+        """Read a file of a further folder, `FOLDER/ID.png` or `FOLDER/ID.npy`; None if there is none.
+
+        Raises
+        ------
+        InputError
+            if there is no such folder, or the file cannot be read
+        """
+        stem = join_inside(self.root / folder, self.images[index].id)
+        for ending in MAP_ENDINGS:
+            if (path := stem.with_name(stem.name + ending)).is_file():
+                return open_map(path)
+        if not (self.root / folder).is_dir():
+            raise InputError(f"{self.root / folder}: no such folder; a head or metric reads its ground truth from it")
+        return None

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, InstanceScores
-from seamseg.fusion import paste_detections
 from seamseg.idmaps.histogram import ArrayLike, as_array
 from seamseg.idmaps.id_runs import Runs, box_of_runs, runs_by_id, union_of_runs
 from seamseg.panoptic_map import ClassInfo
+from seamseg.pasting import paste_detections
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 
@@ -67,7 +67,7 @@ def image_instances(
     cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
     prediction : prediction at network size
     name : unique; images are evaluated in the order of their names, which defines the order of equal scores
-    by_nearest : how masks are resized, see :func:`seamseg.fusion.paste_detections`
+    by_nearest : how masks are resized, see :func:`seamseg.pasting.paste_detections`
     """
     size = int(mask.shape[-2]), int(mask.shape[-1])
     num_stuff = sum(not c.isthing for c in classes)
@@ -101,7 +101,7 @@ def instances_of_prediction(
 ) -> list[Instance]:
     """Resize the detections of a network to `size` (height, width); masks are pasted one by one.
 
-    `by_nearest` as for :func:`seamseg.fusion.paste_detections`.
+    `by_nearest` as for :func:`seamseg.pasting.paste_detections`.
     """
     instances = []
     for detection in paste_detections(prediction, size, by_nearest):

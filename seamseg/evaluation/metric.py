@@ -10,7 +10,7 @@ import numpy as np
 from seamseg.predictions import ArrayPrediction
 
 if TYPE_CHECKING:
-    from seamseg.structures import ReadMap
+    from seamseg.data.folder import ReadMap
 
 
 class Metric:

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from seamseg.fusion import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.panoptic_map import PanopticResult
+from seamseg.pasting import paste_detections
 from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 

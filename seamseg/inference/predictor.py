@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overloa
 
 import numpy as np
 
-from seamseg.checkpoints.foreign import is_foreign
-from seamseg.checkpoints.model_path import is_exported, local_model
+from seamseg.checkpoints.model_path import local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, value_factor
+from seamseg.extensions import OPENERS
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
@@ -401,16 +401,11 @@ def open_for_inference(
         if torch.compile is requested and does not work
     """
     model = local_model(model)
-    if is_exported(model):
-        from seamseg.inference.exported import ExportedModel
-
-        return ExportedModel(model, device, config, meta, options)
-    # exported networks need no torch
+    # others may need no torch
     try:
-        if is_foreign(model):
-            from seamseg.inference.foreign import open_foreign
-
-            return open_foreign(model, device, config, meta, options)
+        for open_other in OPENERS:
+            if (opened := open_other(model, device, config, meta, options)) is not None:
+                return opened
         from seamseg.checkpoints.bundle import open_model
         from seamseg.inference.network import TrainedModel
         from seamseg.utils.distributed import choose_device

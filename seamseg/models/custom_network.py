@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import Config
+from seamseg.data.folder import ReadMap
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.custom import checked_losses, declared_outputs, unchanged
 from seamseg.models.network import BatchOptions, Losses, Network, Terms
 from seamseg.predictions import MapFormat, Prediction
-from seamseg.structures import Batch, PackedSequence, ReadMap
+from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.component_errors import named_errors
 
 

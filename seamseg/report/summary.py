@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from seamseg.checkpoints.names import METRICS_NAME
 from seamseg.evaluation.record import SUMMARY, Evaluation, ImageRecord
 from seamseg.evaluation.scores import pixel_iou_titles
-from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.logging.metrics import METRICS_NAME, read_metrics
 from seamseg.utils.errors import InputError, printable
 from seamseg.visualize.palette import distinct_colors
 

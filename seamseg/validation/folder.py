@@ -11,8 +11,7 @@ from types import MappingProxyType
 import torch
 from PIL import Image
 
-from seamseg.data.folder import FolderReader
-from seamseg.data.reader import Reader
+from seamseg.data.reader import FolderReader, Reader
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.record import (
     MAPS,

@@ -152,9 +152,9 @@ def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkey
 @pytest.fixture
 def no_recipes(imported, monkeypatch):
     """As in a process that has not imported those of the package."""
-    for name in [name for name in sys.modules if name.startswith(components.RECIPES)]:
+    for name in [name for name in sys.modules if name.startswith("seamseg.recipes.")]:
         monkeypatch.delitem(sys.modules, name)
-    for key in [key for key, found in components._REGISTERED.items() if found.module.startswith(components.RECIPES)]:
+    for key in [key for key, found in components._REGISTERED.items() if found.module.startswith("seamseg.recipes.")]:
         del components._REGISTERED[key]
 
 

@@ -12,10 +12,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from seamseg.formats.metadata import Metadata
-from seamseg.fusion import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detection, Detections, choose_detections
+from seamseg.pasting import paste_detections
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 

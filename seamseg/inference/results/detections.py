@@ -12,7 +12,6 @@ from PIL import Image
 
 from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.formats.metadata import Metadata
-from seamseg.fusion import PastedDetection, paste_detections
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import (
@@ -21,6 +20,7 @@ from seamseg.inference.results.base import (
     LabelledObject,
     supervision_detections,
 )
+from seamseg.pasting import PastedDetection, paste_detections
 from seamseg.predictions import ArrayPrediction
 from seamseg.visualize.detections import draw_detections
 

@@ -18,10 +18,10 @@ from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
-from seamseg.fusion import paste_detections
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
+from seamseg.pasting import paste_detections
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
 from seamseg.predictions import ArrayPrediction

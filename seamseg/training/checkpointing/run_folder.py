@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME, METRICS_NAME, WEIGHTS_NAME
+from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
     Snapshot,
     fsync_folder,
@@ -24,6 +24,7 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
+from seamseg.training.logging.metrics import METRICS_NAME
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically
 

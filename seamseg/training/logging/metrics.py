@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from seamseg.checkpoints.names import METRICS_NAME
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write, write_atomically
 from seamseg.utils.limits import open_file, parse_json
+
+METRICS_NAME = "metrics.jsonl"
 
 
 class MetricsFile:

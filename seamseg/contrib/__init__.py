@@ -1,0 +1,34 @@
+"""Parts that stand on the core, and that it does not know; each can be deleted without a change elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from seamseg.extensions import OPENERS, RECIPES
+
+if TYPE_CHECKING:
+    from seamseg.inference.predictor import OpenedModel
+
+
+def _open_exported(model: Any, *arguments: Any) -> OpenedModel | None:
+    from seamseg.checkpoints.model_path import is_exported
+
+    if not is_exported(model):
+        return None
+    from seamseg.inference.exported import ExportedModel
+
+    return ExportedModel(model, *arguments)
+
+
+def _open_foreign(model: Any, *arguments: Any) -> OpenedModel | None:
+    from seamseg.checkpoints.foreign import is_foreign
+
+    if not is_foreign(model):
+        return None
+    from seamseg.inference.foreign import open_foreign
+
+    return open_foreign(model, *arguments)
+
+
+OPENERS += [_open_exported, _open_foreign]
+RECIPES.append("seamseg.recipes")

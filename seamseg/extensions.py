@@ -1,0 +1,16 @@
+"""What packages above the core add to it, when `seamseg` is imported; nothing of the core names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seamseg.inference.predictor import OpenedModel
+
+OPENERS: list[Callable[..., OpenedModel | None]] = []
+"""Functions with the arguments of :func:`seamseg.inference.predictor.open_for_inference`, which open models of other
+formats, and return None for a model that is not theirs."""
+
+RECIPES: list[str] = []
+"""Packages of components, whose modules a configuration names; a model may import modules of these only."""
