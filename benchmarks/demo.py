@@ -21,7 +21,7 @@ from typing import Any
 
 from timing import processor
 
-from seamseg.training.logging.metrics import read_metrics
+from seamseg.maps.metrics_file import read_metrics
 
 
 def run(precision: str, out: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -28,13 +28,13 @@ from networks import DETECTIONS, random_predictor
 from timing import in_turns, options, processor
 from torch import nn
 
-from seamseg.deploy.aoti import write_package
-from seamseg.deploy.network import example_inputs, export_net
-from seamseg.deploy.onnx import write_onnx
-from seamseg.deploy.quantize import quantise_file
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.inference.onnx_engines import open_onnx
-from seamseg.inference.package import PackageSession
+from seamseg.contrib.deploy.aoti import write_package
+from seamseg.contrib.deploy.network import example_inputs, export_net
+from seamseg.contrib.deploy.onnx import write_onnx
+from seamseg.contrib.deploy.quantize import quantise_file
+from seamseg.contrib.exported.onnx_engines import open_onnx
+from seamseg.contrib.exported.package import PackageSession
+from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.utils.synthetic_image import synthetic_image
 

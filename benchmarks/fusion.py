@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from seamseg.fusion import download, fuse, to_result
+from seamseg.maps.predictions import Prediction
 from seamseg.ops.labels import paste_masks_into
 from seamseg.ops.reference.labels import paste_masks_into as plain_form
-from seamseg.predictions import Prediction
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from plain_seamless import paste_masks, plain_fusion

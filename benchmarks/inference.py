@@ -38,8 +38,8 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
     from networks import DETECTIONS, busy, random_predictor
     from plain_seamless import plain_predictor
 
-    from seamseg.data.images import open_image
     from seamseg.inference.images import network_input
+    from seamseg.maps.images import open_image
     from seamseg.predicting.source import Source
     from seamseg.predicting.writers import make_writers
 
@@ -68,9 +68,9 @@ def peer(side: int, photo: Path, out: Path) -> Run:
     from networks import DETECTIONS, maskrcnn
     from PIL import Image
 
-    from seamseg.data.images import open_image
-    from seamseg.formats.id_png import write_id_png
-    from seamseg.visualize.palette import distinct_colors
+    from seamseg.maps.formats.id_png import write_id_png
+    from seamseg.maps.images import open_image
+    from seamseg.maps.visualize.palette import distinct_colors
 
     model, colours = maskrcnn(side), distinct_colors(DETECTIONS + 1)
     out.mkdir(parents=True, exist_ok=True)

@@ -76,8 +76,8 @@ def train_toy_city(args: argparse.Namespace, run: Path) -> None:
 
 def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Return the exported files by format."""
-    from seamseg.deploy.export import export_model
-    from seamseg.deploy.options import ExportOptions
+    from seamseg.contrib.deploy.export import export_model
+    from seamseg.contrib.deploy.options import ExportOptions
 
     files = {"onnx fp32": folder / "fp32.onnx", "onnx int8": folder / "int8.onnx"}
     plain = ExportOptions(args.model, files["onnx fp32"], overrides=OVERRIDES)
@@ -105,7 +105,7 @@ def train_for_int8(args: argparse.Namespace, run: Path) -> Path:
 def runner(model: Any, precision: str, data: str) -> Callable[[], object]:
     """Return a function that predicts the first image of the split."""
     import seamseg
-    from seamseg.data.folder import DatasetFolder
+    from seamseg.maps.folder import DatasetFolder
 
     folder = DatasetFolder(data)
     photo = folder.image_path(folder.split("val")[0].id)

@@ -26,9 +26,9 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import scaled_size
 from seamseg.data.reader import FolderReader
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
-from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.panoptic_map import VOID
 from seamseg.ops.labels import extract_boxes
-from seamseg.panoptic_map import VOID
 
 IMAGES = 6
 SCALE = (0.8, 1.0)

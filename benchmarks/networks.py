@@ -9,17 +9,17 @@ from torch import nn
 
 from seamseg.config import load_config
 from seamseg.data.transforms import Normalise
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import input_size
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.results.panoptic import Panoptic
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.visualize.palette import distinct_colors
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.panoptic import PanopticNet
-from seamseg.visualize.palette import distinct_colors
 
 DETECTIONS = 100
 """Things that a busy network finds on every image."""

@@ -30,7 +30,7 @@ HEIGHT, WIDTH, CLASSES, SCENES = 1024, 2048, 19, 12
 NAMES = ("PQ", "SQ", "RQ")
 
 OURS = """
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json as run
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json as run
 def evaluate(gt, pred, workers):
     scores = run(gt, pred, workers=workers)
     known = [c.to_json() for c in scores.per_class]
@@ -67,7 +67,7 @@ print(json.dumps([seconds, max(own, resource.getrusage(resource.RUSAGE_CHILDREN)
 
 def scenes() -> list[np.ndarray]:
     """Render landscape scenes as segment numbers; 0 is void."""
-    from seamseg.toy_city import render_scene
+    from seamseg.maps.toy_city import render_scene
 
     out: list[np.ndarray] = []
     index = 0
@@ -105,7 +105,7 @@ def coloured(ids: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> 
 
 def make_pairs(folder: Path, pairs: int) -> None:
     """Write two JSONs with their folders of PNGs."""
-    from seamseg.formats.id_png import write_id_png
+    from seamseg.maps.formats.id_png import write_id_png
 
     drawn = scenes()
     annotations: dict[str, list[dict]] = {"gt": [], "pred": []}

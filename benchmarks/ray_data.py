@@ -44,7 +44,7 @@ def main() -> int:
     counts = [int(count) for count in arguments.counts.split(",")]
     sides = {
         "predict": ["seamseg", "predict", "--format", "coco", "--quiet", "--device", "cpu"],
-        "Ray Data": ["seamseg.integrations.ray", "--device", "cpu"],
+        "Ray Data": ["seamseg.contrib.ray", "--device", "cpu"],
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
     starts: dict[str, list[float]] = {name: [] for name in sides}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from seamseg.maps.panoptic_map import VOID
 from seamseg.ops.labels import extract_boxes
-from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence
 
 

@@ -138,8 +138,8 @@ def main() -> int:
     process_settings.apply()
     import torch
 
-    from seamseg.data.images import open_image
     from seamseg.inference.images import network_input
+    from seamseg.maps.images import open_image
     from seamseg.utils.distributed import choose_device
     from seamseg.utils.synthetic_image import write_synthetic_image
 

@@ -58,15 +58,17 @@ nitpick_ignore_regex = [
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
     ("py:.*", r"seamseg\..*\.(Kind|Made|Module|Net)"),
-    ("py:.*", r"seamseg\.(classification|cli|doctor|report|serving|toy_city|demo|utils)\..*"),
+    ("py:.*", r"seamseg\.(cli|demo|extensions|utils)\..*"),
+    ("py:.*", r"seamseg\.(contrib\.(classification|recipes|serving)|maps\.(report|toy_city))\..*"),
 ]
 # attributes of two classes may share a name; numpy docstrings refer to them without the class
 suppress_warnings = ["ref.python"]
 
 PUBLIC = (
-    "checkpoints", "components", "config", "data", "deploy", "evaluation", "formats", "fusion", "idmaps", "inference",
-    "inplace_abn", "integrations", "models", "ops", "panoptic_map", "predicting", "predictions", "prepare",
-    "structures", "testing", "training", "validation", "visualize",
+    "checkpoints", "components", "config", "contrib.deploy", "contrib.exported", "contrib.foreign", "contrib.ray",
+    "data", "fusion", "inference", "inplace_abn", "maps.evaluation", "maps.folder", "maps.formats", "maps.idmaps",
+    "maps.images", "maps.panoptic_map", "maps.pasting", "maps.predictions", "maps.prepare", "maps.visualize", "models",
+    "ops", "predicting", "structures", "testing", "training", "validation",
 )  # fmt: skip
 """The packages of the API reference."""
 

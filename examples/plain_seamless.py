@@ -24,6 +24,8 @@ from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inplace_abn import to_batchnorm
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
@@ -33,8 +35,6 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import ArrayPrediction
 from seamseg.structures import Batch, Features, PackedSequence
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .version import __version__
+from seamseg.version import __version__
 
 if TYPE_CHECKING:
-    from seamseg import prepare
+    from seamseg.maps import prepare
     from seamseg.verbs import classifier, evaluate, export, load, predict, serve, train
 
 with suppress(ModuleNotFoundError):  # the core works without it
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name == "prepare":
-        return import_module("seamseg.prepare")
+        return import_module("seamseg.maps.prepare")
     if name in __all__:
         return getattr(import_module("seamseg.verbs"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

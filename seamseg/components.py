@@ -23,11 +23,12 @@ from seamseg.config.components import Made, NoKeys, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
-    from seamseg.data.folder import ReadMap
-    from seamseg.data.images import open_image, open_map, open_mask
     from seamseg.data.reader import Reader
-    from seamseg.evaluation.metric import Metric
-    from seamseg.formats.metadata import ImageInfo, Metadata, parse_metadata
+    from seamseg.maps.evaluation.metric import Metric
+    from seamseg.maps.folder import ReadMap
+    from seamseg.maps.formats.metadata import ImageInfo, Metadata, parse_metadata
+    from seamseg.maps.images import open_image, open_map, open_mask
+    from seamseg.maps.visualize.maps import resize_map
     from seamseg.models.backbones.base import Body, BodyContext
     from seamseg.models.custom_network import CustomNetwork as Network
     from seamseg.models.custom_network import NetworkContext
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from seamseg.predicting.writers.base import OutputFormat
     from seamseg.predicting.writers.images import ImageFormat
     from seamseg.training.callbacks import Callback, Run
-    from seamseg.visualize.maps import resize_map
 
 __all__ = [
     "Body",
@@ -82,14 +82,14 @@ _MODULES = {
     "NetworkContext": "seamseg.models.custom_network",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
-    **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.data.images"),
+    **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.maps.images"),
     "Reader": "seamseg.data.reader",
-    "ReadMap": "seamseg.data.folder",
-    **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.formats.metadata"),
-    "Metric": "seamseg.evaluation.metric",
+    "ReadMap": "seamseg.maps.folder",
+    **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.maps.formats.metadata"),
+    "Metric": "seamseg.maps.evaluation.metric",
     **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
     "SemanticImage": "seamseg.models.heads.semantic",
-    "resize_map": "seamseg.visualize.maps",
+    "resize_map": "seamseg.maps.visualize.maps",
 }
 
 

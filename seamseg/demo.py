@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamseg.config import find_experiment, load_config
-from seamseg.data.folder import DatasetFolder
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.record import read_evaluation, write_summary
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import read_evaluation, write_summary
+from seamseg.maps.evaluation.scores import PanopticScores
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.export import dataset_to_coco_panoptic
+from seamseg.maps.report import write_report
+from seamseg.maps.toy_city import generate_toy_city
+from seamseg.maps.toy_city.writer import check_scenes, check_settings
 from seamseg.predicting.job import predict_all
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source
-from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.export import dataset_to_coco_panoptic
-from seamseg.report import write_report
-from seamseg.toy_city import generate_toy_city
-from seamseg.toy_city.writer import check_scenes, check_settings
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.options import TrainingOptions
 from seamseg.training.run import run_training

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from seamseg.inference.predictor import OpenedModel
-
-OPENERS: list[Callable[..., OpenedModel | None]] = []
+OPENERS: list[Callable[..., Any]] = []
 """Functions with the arguments of :func:`seamseg.inference.predictor.open_for_inference`, which open models of other
 formats, and return None for a model that is not theirs."""
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from seamseg.idmaps import reference
-from seamseg.idmaps.resize import IdMap, ResizedIds, nearest_index, resize_nearest
-from seamseg.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_masks, sigmoid
-from seamseg.idmaps.upsampled import best_masks
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import ArrayPrediction, Prediction, QueryMasks
+from seamseg.maps.idmaps import reference
+from seamseg.maps.idmaps.resize import IdMap, ResizedIds, nearest_index, resize_nearest
+from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_masks, sigmoid
+from seamseg.maps.idmaps.upsampled import best_masks
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.process_settings import LARGE_PIXELS
 
@@ -34,7 +34,7 @@ class FusedMap:
 
     ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
     void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers). measured: areas
-    and boxes of the ids, as returned by :func:`seamseg.idmaps.segments.areas_and_boxes`, if they are known.
+    and boxes of the ids, as returned by :func:`seamseg.maps.idmaps.segments.areas_and_boxes`, if they are known.
     """
 
     ids: np.ndarray

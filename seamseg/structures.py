@@ -199,7 +199,7 @@ class Batch:
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
     transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
 
-    `maps` are the ground truth that heads read by name, see :class:`seamseg.data.folder.ReadMap`: `maps[name][i]` is
+    `maps` are the ground truth that heads read by name, see :class:`seamseg.maps.folder.ReadMap`: `maps[name][i]` is
     `channels x H x W` float32, as it is after these transforms, with `fill` where there is none.
     """
 

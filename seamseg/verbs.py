@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seamseg.deploy.options import ExportOptions
+from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.options import LoadOptions
 from seamseg.predicting.options import PredictOptions
-from seamseg.serving.options import ServeOptions
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.options import takes
@@ -16,9 +16,9 @@ from seamseg.validation.options import EvaluationOptions
 if TYPE_CHECKING:
     from torch import nn
 
-    from seamseg.deploy.export import ExportReport
-    from seamseg.evaluation.scores import Scores
+    from seamseg.contrib.deploy.export import ExportReport
     from seamseg.inference.predictor import Predictor
+    from seamseg.maps.evaluation.scores import Scores
     from seamseg.predicting.job import RunSummary
     from seamseg.training.result import TrainResult
 
@@ -45,7 +45,7 @@ def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.
     seamseg.utils.errors.InputError
         if the configuration is wrong, or the checkpoint is missing, broken, or does not fit it
     """
-    from seamseg.classification.checkpoint import load_classifier
+    from seamseg.contrib.classification.checkpoint import load_classifier
 
     return load_classifier(config, checkpoint, device)
 
@@ -95,7 +95,8 @@ def predict(options: PredictOptions) -> RunSummary:
 def evaluate(options: EvaluationOptions) -> Scores:
     """Score the results that :func:`load` gives with the same options: `seamseg.evaluate("runs/city", "data").PQ`.
 
-    The kind of the model decides the type of the scores, for example :class:`seamseg.evaluation.scores.PanopticScores`.
+    The kind of the model decides the type of the scores, for example
+    :class:`seamseg.maps.evaluation.scores.PanopticScores`.
     An image that fails is reported on stderr and left out: `n_images` is the number of the others.
 
     Raises
@@ -139,7 +140,7 @@ def export(options: ExportOptions) -> ExportReport:
     seamseg.utils.errors.SeamsegError
         if the export fails, or the file computes something else than the network
     """
-    from seamseg.deploy.export import export_model
+    from seamseg.contrib.deploy.export import export_model
 
     return export_model(options)
 
@@ -160,6 +161,6 @@ def serve(options: ServeOptions) -> int:
         if the port is in use or not allowed
     """
     require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
-    from seamseg.serving.server import serve_model
+    from seamseg.contrib.serving.server import serve_model
 
     return serve_model(options).cut_off

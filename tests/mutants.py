@@ -30,8 +30,10 @@ SECONDS = 300
 
 TESTS = {
     "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py",
-    "seamseg/deploy/network.py": "tests/deploy/test_network.py tests/deploy/test_query_networks.py",
-    "seamseg/evaluation/matching.py": "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py",
+    "seamseg/contrib/deploy/network.py": "tests/deploy/test_network.py tests/deploy/test_query_networks.py",
+    "seamseg/maps/evaluation/matching.py": (
+        "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py"
+    ),
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/tiling/merge.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",

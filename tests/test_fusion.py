@@ -15,10 +15,10 @@ from support.host_reads import HostReads
 
 from seamseg import fusion
 from seamseg.fusion import FusedMap, download, fuse, fuse_plainly, to_result
-from seamseg.idmaps.resize import ResizedIds, resize_nearest
-from seamseg.panoptic_map import VOID
-from seamseg.pasting import paste_detections
-from seamseg.predictions import Prediction
+from seamseg.maps.idmaps.resize import ResizedIds, resize_nearest
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.pasting import paste_detections
+from seamseg.maps.predictions import Prediction
 
 CASES = ("a", "b_none", "c_lowscores", "d_ties", "e_area0")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,12 +18,21 @@ PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-ORDER = (
-    "__main__", "verbs", "cli", "demo", "testing", "recipes", "components", "integrations", "serving", "deploy",
-    "classification", "report", "training", "predicting", "validation", "inference", "checkpoints", "prepare",
-    "toy_city", "evaluation", "data", "models", "fusion", "formats", "visualize", "config", "panoptic_map",
-    "inplace_abn", "ops", "idmaps", "structures", "predictions", "utils", "version",
+TOP = ("__main__", "verbs", "cli", "demo", "testing")
+"""Commands, and what spans the wings."""
+
+CORE = (
+    "components", "training", "predicting", "validation", "inference", "checkpoints", "data", "models", "inplace_abn",
+    "fusion", "config", "ops", "structures", "extensions",
 )  # fmt: skip
+
+MAPS = (
+    "report", "prepare", "toy_city", "evaluation", "metrics_file", "folder", "images", "formats", "visualize",
+    "pasting", "panoptic_map", "predictions", "idmaps",
+)  # fmt: skip
+"""The parts of `seamseg.maps`, which is without torch, from the top down."""
+
+ORDER = (*TOP, "contrib", *CORE, *(f"maps.{part}" for part in MAPS), "utils", "version")
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 
 TRAINING = (
@@ -31,12 +41,18 @@ TRAINING = (
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 
-SCRIPTS_MAY = {"cli", "training", "predicting", "validation", "checkpoints", "evaluation", "utils"}
+SCRIPTS_MAY = {"cli", "training", "predicting", "validation", "checkpoints", "maps", "utils"}
+
+
+def _part(words: tuple[str, ...]) -> str:
+    """The part of the package that a dotted name or a path belongs to."""
+    if words[0] == "maps":
+        return ".".join(words[:2]) if words[1:] not in ((), ("__init__",)) else "utils"
+    return words[0]
 
 
 def _package(path: Path) -> str:
-    """The part of the package that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return _part(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -57,6 +73,14 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name.removeprefix("seamseg.")
 
 
+def _strings(path: Path) -> Iterator[tuple[int, str]]:
+    """`(line, dotted name below seamseg)` of the modules of ours that strings name, but for docstrings and messages."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and re.fullmatch(r"seamseg\.[a-z_.]+", text):
+            yield node.lineno, text.removeprefix("seamseg.").rstrip(".")
+
+
 # the package itself may offer anything, lazily
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if _package(p) != "__init__"], ids=lambda path: str(path.relative_to(PACKAGE))
@@ -64,7 +88,8 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 def test_a_module_imports_only_from_the_packages_below(path: Path) -> None:
     package = _package(path)
     may = ORDER[ORDER.index(package) :]
-    wrong = [f"line {line}: seamseg.{name}" for line, name in _imports(path) if name.partition(".")[0] not in may]
+    named = [*_imports(path), *_strings(path)]
+    wrong = [f"line {line}: seamseg.{name}" for line, name in named if _part(tuple(name.split("."))) not in may]
     assert not wrong, f"seamseg/{path.relative_to(PACKAGE)} ({package}) may not import {', '.join(wrong)}"
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from seamseg.classification.checkpoint import CLASSIFICATION
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import default_config
-from seamseg.deploy.model_card import TASKS
-from seamseg.formats.exported import OUTPUTS
+from seamseg.contrib.classification.checkpoint import CLASSIFICATION
+from seamseg.contrib.deploy.model_card import TASKS
+from seamseg.contrib.serving.encoding import SERVED_KINDS
 from seamseg.inference.results import RESULTS
+from seamseg.maps.formats.exported import OUTPUTS
 from seamseg.models.build import build_network
 from seamseg.predicting.writers import formats_of
-from seamseg.serving.encoding import SERVED_KINDS
 from seamseg.validation.validator import SCORERS
 
 TABLES = {

@@ -22,37 +22,37 @@ import pytest
 from PIL import Image
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.classification.config import parse_classifier_config
 from seamseg.config.loader import config_from_string
-from seamseg.data.folder import DatasetFolder
-from seamseg.evaluation.coco_ap import instances_of_map
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.matching import match_segments
-from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
-from seamseg.formats import label_studio
-from seamseg.formats.cityscapes.instance_files import read_instance_list
-from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
-from seamseg.formats.cvat import parse_labelmap
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.id_png import check_png, read_id_png
-from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.inference.foreign.class_lists import identify
-from seamseg.panoptic_map import ClassInfo, PanopticResult, Segment, SegmentInfo
+from seamseg.contrib.classification.config import parse_classifier_config
+from seamseg.contrib.foreign.class_lists import identify
+from seamseg.maps.evaluation.coco_ap import instances_of_map
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.evaluation.matching import match_segments
+from seamseg.maps.evaluation.record import Evaluation, ImageRecord, SegmentRecord
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats import label_studio
+from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
+from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
+from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic
+from seamseg.maps.formats.cvat import parse_labelmap
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.id_png import check_png, read_id_png
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata
+from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.metrics_file import read_metrics
+from seamseg.maps.panoptic_map import ClassInfo, PanopticResult, Segment, SegmentInfo
+from seamseg.maps.prepare import annotation_tools, coco_instances, label_folders, panoptic
+from seamseg.maps.prepare.account import read_accounts
+from seamseg.maps.prepare.archives import SourceTree
+from seamseg.maps.prepare.cityscapes import find_frames
+from seamseg.maps.prepare.class_file import parse_class_list
+from seamseg.maps.prepare.convert import DEFAULTS
+from seamseg.maps.prepare.merge import merged_classes, read_rules
+from seamseg.maps.prepare.pairs import FilesByName
+from seamseg.maps.prepare.writer import SourceFrame
+from seamseg.maps.report.images import _renumbered
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.manifest import ManifestFolder, header
-from seamseg.prepare import annotation_tools, coco_instances, label_folders, panoptic
-from seamseg.prepare.account import read_accounts
-from seamseg.prepare.archives import SourceTree
-from seamseg.prepare.cityscapes import find_frames
-from seamseg.prepare.class_file import parse_class_list
-from seamseg.prepare.convert import DEFAULTS
-from seamseg.prepare.merge import merged_classes, read_rules
-from seamseg.prepare.pairs import FilesByName
-from seamseg.prepare.writer import SourceFrame
-from seamseg.report.images import _renumbered
-from seamseg.training.logging.metrics import read_metrics
 from seamseg.utils.errors import InputError, did_you_mean, harmless
 
 CLASSES = Metadata(1, 2, ["road", "car", "person"], [(128, 64, 128), (0, 0, 142), (220, 20, 60)], [7, 26, 24])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from seamseg.fusion import FusedMap, merge_queries, to_result
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import QueryMasks
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import QueryMasks
 
 STUFF = 3
 NEAR = 1e-4
@@ -186,7 +186,7 @@ MEMORY = """
 import json, resource
 import numpy as np
 from seamseg.fusion import merge_queries, to_result
-from seamseg.predictions import QueryMasks
+from seamseg.maps.predictions import QueryMasks
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

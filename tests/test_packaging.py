@@ -70,9 +70,9 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     assert len(configs) >= 4 + 9
     page = {str(path.relative_to(ROOT)) for path in ROOT.glob("seamseg/*/assets/*")}
     assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
-    classes = {f"seamseg/inference/foreign/classes/{name}.txt" for name in ("ade20k", "coco_panoptic", "vistas_v2")}
+    classes = {f"seamseg/contrib/foreign/classes/{name}.txt" for name in ("ade20k", "coco_panoptic", "vistas_v2")}
     assert held == code | defaults | configs | examples | page | classes | {
-        "seamseg/deploy/model_card.md",
+        "seamseg/contrib/deploy/model_card.md",
         "seamseg/py.typed",
         "seamseg/kernels.json",
         "seamseg/ops/schemas.inc",

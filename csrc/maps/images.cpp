@@ -73,7 +73,7 @@ struct Shown {
   int64_t count;
 };
 
-// The rows of a drawing, of which each needs the two above and below it: see `outlines` in seamseg/idmaps/reference.py.
+// The rows of a drawing, of which each needs the two above and below it: see `outlines` in seamseg/maps/idmaps/reference.py.
 template <class Id>
 class Drawing {
  public:

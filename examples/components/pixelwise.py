@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from seamseg.components import Network, key, network
-from seamseg.predictions import Prediction
+from seamseg.maps.predictions import Prediction
 
 
 @dataclass(frozen=True)

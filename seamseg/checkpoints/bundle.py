@@ -32,8 +32,8 @@ from seamseg.checkpoints.snapshot import (
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.data.input_size import InputSize, reference_size
-from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
-from seamseg.formats.vistas import published_classes
+from seamseg.maps.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
+from seamseg.maps.formats.vistas import published_classes
 from seamseg.models.build import build_network
 from seamseg.models.network import Network
 from seamseg.utils.device_memory import lacks_memory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config.experiments import CLASS_TABLES, experiments
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, read_ini

@@ -103,7 +103,7 @@ def snapshot_in(folder: Path) -> Path:
         others = [p for end in ("*.tar", "*.pth") for p in sorted(folder.glob(end)) if not is_hidden(p.name)]
         if len(others) != 1:
             known = " nor ".join((*SNAPSHOT_NAMES, WEIGHTS_NAME))
-            from seamseg.data.images import PHOTO_ENDINGS  # Pillow, which a start does without
+            from seamseg.maps.images import PHOTO_ENDINGS  # Pillow, which a start does without
 
             names = [name.lower() for name in os.listdir(folder)]
             images = "lst" in names or any(name.endswith(PHOTO_ENDINGS) for name in names)

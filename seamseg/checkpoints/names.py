@@ -11,7 +11,7 @@ METADATA_NAME = "metadata.bin"
 WEIGHTS_NAME = "model.safetensors"
 WEIGHTS_ENDING = ".safetensors"
 CLASSES_NAME = "metadata.json"
-"""Classes, kind and licence beside the weights, see :mod:`seamseg.deploy.model_folder`."""
+"""Classes, kind and licence beside the weights, see :mod:`seamseg.contrib.deploy.model_folder`."""
 
 CLASSIFIER_CONFIG_NAME = "config.json"
 CLASSIFIER_CLASSES_NAME = "classes.json"

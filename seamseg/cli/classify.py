@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.classification.config import load_classifier_config
 from seamseg.cli.main import add_action
 from seamseg.cli.train import add_restart, add_set_and_device, check_start, run_trainer
+from seamseg.contrib.classification.config import load_classifier_config
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -106,14 +106,14 @@ def run(args: argparse.Namespace) -> int:
         overrides=overrides,
     )
     check_start(options)
-    from seamseg.classification.train import train_classifier
+    from seamseg.contrib.classification.train import train_classifier
 
     return run_trainer(train_classifier, options)
 
 
 def _validate(args: argparse.Namespace) -> int:
     load_classifier_config(args.config, args.overrides)
-    from seamseg.classification.validate import ValidationOptions, validate_classifier
+    from seamseg.contrib.classification.validate import ValidationOptions, validate_classifier
     from seamseg.utils.files import write_json
 
     scores = validate_classifier(

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert the model and print a summary."""
     require_packages("safetensors")
     check_model(args.model)
-    from seamseg.deploy.model_folder import ConversionOptions, convert_model
+    from seamseg.contrib.deploy.model_folder import ConversionOptions, convert_model
     from seamseg.utils.limits import format_bytes
 
     made = convert_model(args.model, args.out, options_of(args, ConversionOptions))

@@ -129,7 +129,7 @@ def _launcher() -> str:
 def _kernels(torch: ModuleType | None, problems: list[str]) -> None:
     for failed in failed_builds():
         problems.append(f"kernels are missing, slower replacements are used: {failed}; compile them again: {REBUILD}")
-    maps = _imported("seamseg.idmaps.library", problems)
+    maps = _imported("seamseg.maps.idmaps.library", problems)
     if maps is not None:
         _print("kernels, maps", maps.state)
     ops = None if torch is None else _imported("seamseg.ops", problems)

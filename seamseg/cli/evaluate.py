@@ -45,8 +45,8 @@ from seamseg.utils.output import echo
 from seamseg.validation.options import EvaluationOptions
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.cityscapes import CityscapesScores
-    from seamseg.evaluation.scores import PanopticScores, Scores
+    from seamseg.maps.evaluation.cityscapes import CityscapesScores
+    from seamseg.maps.evaluation.scores import PanopticScores, Scores
 
 _CITYSCAPES_OPTIONS = ("gt", "pred", "protocol", "workers", "json")
 _FILE_OPTIONS = ("gt_folder", "pred_folder", "photos", *_CITYSCAPES_OPTIONS)
@@ -100,8 +100,8 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
     if args.photos is not None and not Path(args.photos).is_dir():
         raise InputError(f"--photos {args.photos}: no such folder{nearest_path(args.photos)}")
-    from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-    from seamseg.evaluation.record import MapFiles
+    from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+    from seamseg.maps.evaluation.record import MapFiles
     from seamseg.utils.progress import progress
 
     return evaluate_panoptic_json(
@@ -129,7 +129,7 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
     if extra := next((name for name in _FILE_OPTIONS if name != "json" and getattr(args, name) is not None), None):
         raise InputError(f"`{extra}` is for scoring files with --gt and --pred, not for MODEL DATA")
     if not Path(args.data).exists():
-        from seamseg.data.folder import find_metadata
+        from seamseg.maps.folder import find_metadata
 
         find_metadata(args.data)
     check_model(args.model, args.device)
@@ -145,7 +145,7 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
 def _run_cityscapes(args: argparse.Namespace) -> int:
     """Score a results folder against the raw ground truth of Cityscapes, print the tables, write the JSON."""
     workers = _worker_count(args)
-    from seamseg.evaluation.cityscapes import evaluate_cityscapes
+    from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes
     from seamseg.utils.progress import progress
 
     if extra := _other_option(args, _CITYSCAPES_OPTIONS):

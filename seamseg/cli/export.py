@@ -21,7 +21,7 @@ import argparse
 from typing import Any
 
 from seamseg.cli.model_options import add_options, check_model, options_of
-from seamseg.deploy.options import ExportOptions
+from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.output import echo
 
@@ -41,13 +41,13 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         if args.part == "dense":
             raise InputError("--data: the dense part of a network has no scores")
-        from seamseg.data.folder import find_metadata
+        from seamseg.maps.folder import find_metadata
 
         find_metadata(args.data)
     check_model(args.model)
     if args.out.endswith(".onnx"):
         require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
-    from seamseg.deploy.export import export_model, format_rows
+    from seamseg.contrib.deploy.export import export_model, format_rows
 
     report = export_model(options)
     rows = report.rows()

@@ -309,7 +309,7 @@ def _as_key(prog: str, given: str, words: Sequence[str]) -> str:
         after = list(words)[list(words).index(given) + 1 :] if given in words else []
         value = next((word for word in after[:1] if not word.startswith("--")), "VALUE")
     if prog.startswith("seamseg classify"):
-        from seamseg.classification.config import KEYS
+        from seamseg.contrib.classification.config import KEYS
     else:
         from seamseg.config.sections import KEYS
     wanted = name.lstrip("-").replace("-", "_").lower()

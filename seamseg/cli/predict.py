@@ -11,7 +11,7 @@ hf://user/repo[@revision] on the Hugging Face Hub. IN is an image, a folder (wit
 OUT), a quoted glob, LIST.txt or @LIST with one path a line, or a video (needs PyAV). The EXIF orientation of an image
 is applied, and the output has its size. Images that cannot be read are reported, counted and skipped; the exit code is
 then 1. Several INs are allowed (photos/*.jpg without quotes); OUT, a folder, is always the last argument. For tars,
-object stores and several machines use `python -m seamseg.integrations.ray`.
+object stores and several machines use `python -m seamseg.contrib.ray`.
 
 OUT/predictions.jsonl has a line for each image. Re-run the same command to resume an interrupted run, with any number
 of processes; images that are done are not processed again.

@@ -39,7 +39,7 @@ from seamseg.utils.parallel import check_workers
 from seamseg.utils.progress import counter, is_quiet, progress
 
 if TYPE_CHECKING:
-    from seamseg.prepare.convert import ConversionOptions, ConversionResult
+    from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,32 +248,32 @@ def _add_split_files(parser: argparse.ArgumentParser, words: tuple[str, ...], na
 
 
 def _cityscapes(args: argparse.Namespace) -> int:
-    from seamseg.prepare.cityscapes import prepare_cityscapes
+    from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 
     return _report(args, prepare_cityscapes(args.root, args.out, _words(args.splits), _options(args)))
 
 
 def _vistas(args: argparse.Namespace) -> int:
-    from seamseg.prepare.vistas import prepare_vistas
+    from seamseg.maps.prepare.vistas import prepare_vistas
 
     return _report(args, prepare_vistas(args.root, args.out, args.version, _words(args.splits), _options(args)))
 
 
 def _coco(args: argparse.Namespace) -> int:
-    from seamseg.prepare.panoptic import prepare_coco
+    from seamseg.maps.prepare.panoptic import prepare_coco
 
     return _report(args, prepare_coco(args.root, args.out, _words(args.splits), _options(args)))
 
 
 def _panoptic(args: argparse.Namespace) -> int:
-    from seamseg.prepare.panoptic import prepare_panoptic
+    from seamseg.maps.prepare.panoptic import prepare_panoptic
 
     splits = {name: (rest[0], rest[1], rest[2]) for name, rest in _split_files(args, "PHOTOS JSON MASKS", (3,)).items()}
     return _report(args, prepare_panoptic(args.out, splits, _options(args)))
 
 
 def _folders(args: argparse.Namespace) -> int:
-    from seamseg.prepare.label_folders import prepare_folders
+    from seamseg.maps.prepare.label_folders import prepare_folders
 
     splits = _split_files(args, "PHOTOS LABELS [INSTANCES]", (2, 3))
     photo, label, instance = args.suffixes
@@ -282,28 +282,28 @@ def _folders(args: argparse.Namespace) -> int:
 
 
 def _instances(args: argparse.Namespace) -> int:
-    from seamseg.prepare.coco_instances import prepare_instances
+    from seamseg.maps.prepare.coco_instances import prepare_instances
 
     splits = _split_files(args, "PHOTOS JSON [LABELS]", (2, 3))
     return _report(args, prepare_instances(args.out, splits, args.classes, _options(args)))
 
 
 def _cvat(args: argparse.Namespace) -> int:
-    from seamseg.prepare.annotation_tools import prepare_cvat
+    from seamseg.maps.prepare.annotation_tools import prepare_cvat
 
     splits = _split_files(args, "PHOTOS EXPORT", (2,))
     return _report(args, prepare_cvat(args.out, splits, args.classes, _options(args)))
 
 
 def _label_studio(args: argparse.Namespace) -> int:
-    from seamseg.prepare.annotation_tools import prepare_label_studio
+    from seamseg.maps.prepare.annotation_tools import prepare_label_studio
 
     splits = _split_files(args, "PHOTOS TASKS", (2,))
     return _report(args, prepare_label_studio(args.out, splits, args.classes, _options(args)))
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
+    from seamseg.maps.prepare.merge import MergeRules, merge_datasets, read_rules
 
     if len(args.parts) < 2:
         raise InputError("merge: expected two or more dataset folders and OUT")
@@ -312,7 +312,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from seamseg.prepare.export import export_dataset
+    from seamseg.maps.prepare.export import export_dataset
 
     formats = _words(args.format)
     counts = export_dataset(args.data, args.out, _words(args.split or ""), formats, _options(args), args.force)
@@ -322,7 +322,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _toy_city(args: argparse.Namespace) -> int:
-    from seamseg.toy_city import generate_toy_city
+    from seamseg.maps.toy_city import generate_toy_city
 
     shown = counter("toy city")
     workers = getattr(args, "workers", None)
@@ -332,7 +332,7 @@ def _toy_city(args: argparse.Namespace) -> int:
 
 
 def _toy_things(args: argparse.Namespace) -> int:
-    from seamseg.toy_city import generate_toy_things
+    from seamseg.maps.toy_city import generate_toy_things
 
     shown = counter("toy things")
     workers = getattr(args, "workers", None)
@@ -343,7 +343,7 @@ def _toy_things(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> ConversionOptions:
-    from seamseg.prepare.convert import ConversionOptions
+    from seamseg.maps.prepare.convert import ConversionOptions
 
     names = ("workers", "copy", "symlink", "hold_out", "no_crowds", "void_background")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
@@ -366,8 +366,8 @@ def _split_files(args: argparse.Namespace, words: str, counts: tuple[int, ...]) 
 
 
 def _report(args: argparse.Namespace, result: ConversionResult) -> int:
-    from seamseg.data.folder import void_warning
-    from seamseg.prepare.check import crowd_warnings
+    from seamseg.maps.folder import void_warning
+    from seamseg.maps.prepare.check import crowd_warnings
 
     counts = ", ".join(
         f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in result.splits.items()

@@ -14,7 +14,7 @@ from seamseg.utils.output import echo
 from seamseg.utils.progress import progress
 
 if TYPE_CHECKING:
-    from seamseg.prepare.check import Problem, Report
+    from seamseg.maps.prepare.check import Problem, Report
 
 _MAX_PRINTED = 50
 
@@ -44,7 +44,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Check, print the report, and return 1 if there are errors."""
-    from seamseg.prepare.check import check_dataset
+    from seamseg.maps.prepare.check import check_dataset
 
     workers, samples = getattr(args, "workers", None), getattr(args, "samples", 24)
     if samples < 0:
@@ -65,7 +65,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def _write_sheet(report: Report, path: Path, samples: int, workers: int | None, wanted: bool) -> None:
-    from seamseg.prepare.contact_sheet import write_contact_sheet
+    from seamseg.maps.prepare.contact_sheet import write_contact_sheet
 
     try:
         shown = write_contact_sheet(path, report, samples, workers)

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Upload the model, and print where it is."""
     require_packages("huggingface_hub", "safetensors")
     check_model(args.model)
-    from seamseg.deploy.model_card import CardOptions, push_model
-    from seamseg.deploy.model_folder import ConversionOptions
+    from seamseg.contrib.deploy.model_card import CardOptions, push_model
+    from seamseg.contrib.deploy.model_folder import ConversionOptions
 
     conversion, card = options_of(args, ConversionOptions), options_of(args, CardOptions)
     uri = push_model(args.model, args.repo, conversion, card, args.private, args.dry_run)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--photos {args.photos}: no such folder")
     if args.out is not None and args.out.is_dir():
         raise InputError(f"--out {args.out}: is a folder; name a file, such as {args.out / 'report.html'}")
-    from seamseg.report import ReportOptions, find_evaluation, write_report
+    from seamseg.maps.report import ReportOptions, find_evaluation, write_report
     from seamseg.utils.progress import progress
 
     evaluation = find_evaluation(args.run)

@@ -29,7 +29,7 @@ import sys
 from contextlib import suppress
 
 from seamseg.cli.model_options import add_options, check_model, options_of
-from seamseg.serving.options import ServeOptions
+from seamseg.contrib.serving.options import ServeOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     # starlette needs python_multipart for the first form only
     require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
     check_model(args.model, args.device)
-    from seamseg.serving.server import serve_model
+    from seamseg.contrib.serving.server import serve_model
 
     end = serve_model(options_of(args, ServeOptions), args.debug)
     if end.cut_off:

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(options.config, None, options.overrides)
     body = config.body
     if config.dataloader.reader == "folder":
-        from seamseg.data.folder import find_metadata
+        from seamseg.maps.folder import find_metadata
 
         find_metadata(options.data)
     parts = dict.fromkeys(module for kind in KINDS.values() for module in kind.modules)

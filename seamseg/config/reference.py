@@ -117,8 +117,9 @@ _COMPONENTS = """# Components
 
 Parts that a configuration can choose by name. [Extend](../how-to/extend.md) shows how to write one, `seamseg new KIND
 NAME` writes an example, and `seamseg components --components FILE` lists those of a file. Kinds without a list have
-no built-in components: write your own. To use one of a module `seamseg.recipes.NAME`, name the module with `[general]
-components = seamseg.recipes.NAME` or `--components seamseg.recipes.NAME`, as you name your own files.
+no built-in components: write your own. To use one of a module `seamseg.contrib.recipes.NAME`, name the module with
+`[general]
+components = seamseg.contrib.recipes.NAME` or `--components seamseg.contrib.recipes.NAME`, as you name your own files.
 """
 
 

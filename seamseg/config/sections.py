@@ -121,7 +121,7 @@ class Body:
 
     body: str = key(
         "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; with "
-        "`components = seamseg.recipes.timm`, `timm:NAME` is a timm network, with or without a tag of weights",
+        "`components = seamseg.contrib.recipes.timm`, `timm:NAME` is a timm network, with or without a tag of weights",
         choices=tuple(BODIES),
         component="body",
     )
@@ -251,8 +251,8 @@ class Sem:
     dilations: tuple[int, ...] = our_key("dilations of the 3x3 convolutions", minimum=1, maximum=1024, most=16)
     loss: str = our_key(
         "loss of an image: the mean cross-entropy of the pixels that ohem selects; with `components = "
-        "seamseg.recipes.max_pooling`, max_pooling is loss max-pooling of arXiv 1704.02966, which weights pixels by "
-        "their loss",
+        "seamseg.contrib.recipes.max_pooling`, max_pooling is loss max-pooling of arXiv 1704.02966, which weights "
+        "pixels by their loss",
         choices=("cross_entropy",),
         component="loss",
     )

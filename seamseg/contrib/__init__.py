@@ -15,7 +15,7 @@ def _open_exported(model: Any, *arguments: Any) -> OpenedModel | None:
 
     if not is_exported(model):
         return None
-    from seamseg.inference.exported import ExportedModel
+    from seamseg.contrib.exported.network import ExportedModel
 
     return ExportedModel(model, *arguments)
 
@@ -25,10 +25,10 @@ def _open_foreign(model: Any, *arguments: Any) -> OpenedModel | None:
 
     if not is_foreign(model):
         return None
-    from seamseg.inference.foreign import open_foreign
+    from seamseg.contrib.foreign import open_foreign
 
     return open_foreign(model, *arguments)
 
 
 OPENERS += [_open_exported, _open_foreign]
-RECIPES.append("seamseg.recipes")
+RECIPES.append("seamseg.contrib.recipes")

@@ -1,1 +1,1 @@
-"""Dataset folder, transforms, samplers and batches; `seamseg.prepare` converts other formats to the folder."""
+"""Dataset folder, transforms, samplers and batches; `seamseg.maps.prepare` converts other formats to the folder."""

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.config import components
-from seamseg.data.images import as_rgb
 from seamseg.data.maps import MapValues, map_values
 from seamseg.data.reader import FolderReader, OpenReader, check_masks, reader_errors
 from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import TrainTransform, augment
-from seamseg.formats.metadata import ImageInfo, Metadata
+from seamseg.maps.formats.metadata import ImageInfo, Metadata
+from seamseg.maps.images import as_rgb
 from seamseg.utils.errors import InputError
 
 MAX_ATTEMPTS = 10

@@ -118,7 +118,7 @@ def value_factor(change: str, enlarged: float, scale: float) -> float:
 
     Parameters
     ----------
-    change : how its values change: none, multiply or divide, see :class:`seamseg.data.folder.ReadMap`
+    change : how its values change: none, multiply or divide, see :class:`seamseg.maps.folder.ReadMap`
     enlarged : width of the input, as a fraction of the width of the image
     scale : width of the input, as a fraction of its width in :func:`reference_size`
     """

@@ -1,6 +1,6 @@
 """Ground truth that custom heads read, from the stored values to those of the augmented image.
 
-Pixels without ground truth are NaN until the end, see :class:`seamseg.data.folder.ReadMap`.
+Pixels without ground truth are NaN until the end, see :class:`seamseg.maps.folder.ReadMap`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from seamseg.data.folder import ReadMap
 from seamseg.data.input_size import value_factor
-from seamseg.idmaps.resize import nearest_index
+from seamseg.maps.folder import ReadMap
+from seamseg.maps.idmaps.resize import nearest_index
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:

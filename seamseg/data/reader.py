@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seamseg.config.components import Component, register
-from seamseg.data.folder import MAP_ENDINGS, DatasetFolder
-from seamseg.data.images import open_image, open_map, open_reduced
-from seamseg.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
+from seamseg.maps.folder import MAP_ENDINGS, DatasetFolder
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
+from seamseg.maps.images import open_image, open_map, open_reduced
 from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import join_inside
@@ -69,7 +69,7 @@ class Reader(ABC):
         """Read the instance ids of an image, integers `L x H x W`, 0 void."""
 
     def read_map(self, index: int, folder: str) -> np.ndarray | None:
-        """Read a map of :class:`seamseg.data.folder.ReadMap` as it is stored.
+        """Read a map of :class:`seamseg.maps.folder.ReadMap` as it is stored.
 
         Returns
         -------

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Sampler
 
-from seamseg.formats.metadata import ImageInfo
-from seamseg.panoptic_map import VOID
+from seamseg.maps.formats.metadata import ImageInfo
+from seamseg.maps.panoptic_map import VOID
 from seamseg.utils.errors import InputError
 
 

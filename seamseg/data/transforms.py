@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.data.folder import ReadMap
 from seamseg.data.input_size import reference_size, scaled_size
 from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
+from seamseg.maps.folder import ReadMap
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.utils.component_errors import named_errors

@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from seamseg.idmaps.resize import resize_nearest
-from seamseg.panoptic_map import PanopticResult
-from seamseg.pasting import paste_detections
-from seamseg.predictions import ArrayPrediction
+from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.panoptic_map import PanopticResult
+from seamseg.maps.pasting import paste_detections
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 
 Style = Literal["blur", "pixels"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError, near_names
 
 

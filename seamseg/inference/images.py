@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 
 from seamseg.config import Config
-from seamseg.data.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.data.input_size import InputSize, reference_size
-from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.maps.idmaps.histogram import is_tensor
+from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_url
 from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES

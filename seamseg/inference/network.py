@@ -19,9 +19,9 @@ from seamseg.inference.acceleration import accelerated
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.network import Network
-from seamseg.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.structures import PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError
@@ -71,7 +71,7 @@ class TorchNetwork(InferenceNetwork):
 
     @property
     def images_at_a_time(self) -> int:
-        """See :class:`seamseg.predictions.InferenceNetwork`; 1 also for layers of others and compiled networks.
+        """See :class:`seamseg.maps.predictions.InferenceNetwork`; 1 also for layers of others and compiled networks.
 
         Layers of others may keep what they compute, and compiled code may not be called from several threads.
         """
@@ -87,7 +87,7 @@ class TorchNetwork(InferenceNetwork):
         return run if isinstance(run, CudaGraphCache) else None
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
-        """See :class:`seamseg.predictions.InferenceNetwork`; without enough memory, again without CUDA graphs."""
+        """See :class:`seamseg.maps.predictions.InferenceNetwork`; without enough memory, again without CUDA graphs."""
         while True:
             try:
                 return self._forward(images, least_score)

@@ -16,14 +16,14 @@ from seamseg.checkpoints.model_path import local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.results import RESULTS, ImageResult, result_of
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.predictions import ArrayPrediction, InferenceNetwork, MapFormat
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory
 from seamseg.utils.output import echo

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from seamseg.idmaps.segments import sigmoid
-from seamseg.idmaps.upsampled import Size, best_classes, mask_boxes
 from seamseg.inference.anonymize import LEAST_SCORE as LEAST_HIDDEN_SCORE
-from seamseg.predictions import ArrayPrediction, Prediction, QueryMasks
+from seamseg.maps.idmaps.segments import sigmoid
+from seamseg.maps.idmaps.upsampled import Size, best_classes, mask_boxes
+from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks
 
 LEAST_SCORE = 0.05
 """Objects of a smaller probability are no detections."""

@@ -17,6 +17,7 @@ from seamseg.config.components import Component, register
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
+from seamseg.maps.predictions import name_problem
 from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork
@@ -31,7 +32,6 @@ from seamseg.models.panoptic import NetworkOptions, PanopticNet
 from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-from seamseg.predictions import name_problem
 from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError
 

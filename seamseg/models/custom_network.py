@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import Config
-from seamseg.data.folder import ReadMap
+from seamseg.maps.folder import ReadMap
+from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.custom import checked_losses, declared_outputs, unchanged
 from seamseg.models.network import BatchOptions, Losses, Network, Terms
-from seamseg.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.component_errors import named_errors
 
@@ -107,7 +107,7 @@ class CustomNetwork(nn.Module):
     def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
         """Return what runs the network on images `H x W x 3` uint8; None for :meth:`predict`.
 
-        It is an :class:`seamseg.predictions.InferenceNetwork`.
+        It is an :class:`seamseg.maps.predictions.InferenceNetwork`.
         """
         return None
 

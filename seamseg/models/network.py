@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from seamseg.predictions import MapFormat, Prediction
+from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.structures import Batch, PackedSequence
 
 Terms: TypeAlias = dict[str, tuple[Tensor, "Tensor | int"]]
@@ -156,7 +156,7 @@ class Network(nn.Module):
         return None
 
     def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
-        """Return the network's own :class:`seamseg.predictions.InferenceNetwork`; None without one."""
+        """Return the network's own :class:`seamseg.maps.predictions.InferenceNetwork`; None without one."""
         return None
 
     def dense_part(self) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import Config
+from seamseg.maps.predictions import Prediction
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, predicted_maps, run_heads
 from seamseg.models.heads.detections import DetectionSelector
@@ -20,7 +21,6 @@ from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Losses, Network, Terms, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.predictions import Prediction
 from seamseg.structures import Batch, Features, PackedSequence
 
 _ROI_CHUNK = 256

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Losses, Network, SemanticLogits
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
-from seamseg.predictions import Prediction
 from seamseg.structures import Batch, PackedSequence
 
 

@@ -5,8 +5,8 @@ for CUDA. Nothing here depends on networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from . import abn, boxes, labels, nms, pooling, roi_sampling, upsample
-from ._library import implementations, kernels
+from seamseg.ops import abn, boxes, labels, nms, pooling, roi_sampling, upsample
+from seamseg.ops._library import implementations, kernels
 
 __all__ = [
     "abn",

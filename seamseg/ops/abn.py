@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from ._library import describe, differentiable_once
-from .abn_recompute import cached_statistics, recomputing
-from .abn_steps import (
+from seamseg.ops._library import describe, differentiable_once
+from seamseg.ops.abn_recompute import cached_statistics, recomputing
+from seamseg.ops.abn_steps import (
     abn_backward_channels,
     abn_backward_input,
     abn_backward_reduce,
@@ -21,8 +21,8 @@ from .abn_steps import (
     abn_statistics,
     abn_transform,
 )
-from .activation import activate_, check_activation
-from .reference import abn as plain
+from seamseg.ops.activation import activate_, check_activation
+from seamseg.ops.reference import abn as plain
 
 
 class Norm(NamedTuple):

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._library import differentiable_once
-from .abn import dense
-from .abn_steps import abn_scale_gradient
-from .reference import abn as plain
+from seamseg.ops._library import differentiable_once
+from seamseg.ops.abn import dense
+from seamseg.ops.abn_steps import abn_scale_gradient
+from seamseg.ops.reference import abn as plain
 
 
 def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ._library import describe, differentiable_once
-from .abn import (
+from seamseg.ops._library import describe, differentiable_once
+from seamseg.ops.abn import (
     ChannelStatistics,
     Norm,
     apply_norm,
@@ -26,8 +26,8 @@ from .abn import (
     saved_for_backward,
     transform,
 )
-from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
-from .abn_recompute import checkpointed
+from seamseg.ops.abn_kernel_gradient import defer_scale_gradient, scale_gradient
+from seamseg.ops.abn_recompute import checkpointed
 
 _ONEDNN_CHANNELS = 16
 """Channels that the widest 1x1 kernels of oneDNN process at once."""

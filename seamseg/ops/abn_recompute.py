@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .abn_steps import abn_statistics
+from seamseg.ops.abn_steps import abn_statistics
 
 T = TypeVar("T")
 

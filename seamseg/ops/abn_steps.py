@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._library import define
-from .reference import abn as plain
+from seamseg.ops._library import define
+from seamseg.ops.reference import abn as plain
 
 __all__ = [
     "abn_backward_channels",

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._library import describe, differentiable_once
-from .abn import (
+from seamseg.ops._library import describe, differentiable_once
+from seamseg.ops.abn import (
     ChannelStatistics,
     Norm,
     batch_statistics,
@@ -26,9 +26,9 @@ from .abn import (
     saved_for_backward,
     transform,
 )
-from .abn_kernel_gradient import scale_gradient
-from .abn_recompute import cached_statistics
-from .abn_steps import abn_backward_input
+from seamseg.ops.abn_kernel_gradient import scale_gradient
+from seamseg.ops.abn_recompute import cached_statistics
+from seamseg.ops.abn_steps import abn_backward_input
 
 _PIXELS = 8192
 """Pixels whose products are summed at once."""

@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._library import check_boxes, check_same_device, define, describe, differentiate, forbid_second_derivative
-from .reference import boxes as reference
-from .reference import widened
+from seamseg.ops._library import (
+    check_boxes,
+    check_same_device,
+    define,
+    describe,
+    differentiate,
+    forbid_second_derivative,
+)
+from seamseg.ops.reference import boxes as reference
+from seamseg.ops.reference import widened
 
 MAX_LOG_SCALE = math.log(1000 / 16)
 """Upper bound of the `dh` and `dw` of a code when decoding."""

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.ops.activation import activate_, check_activation
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.output import warn
-
-from .activation import activate_, check_activation
 
 _FAILED: set[str] = set()
 """Operators that failed once; they are not called again."""

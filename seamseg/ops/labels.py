@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._library import INTEGERS, check_boxes, check_same_device, define, describe
-from .reference import labels as plain
+from seamseg.ops._library import INTEGERS, check_boxes, check_same_device, define, describe
+from seamseg.ops.reference import labels as plain
 
 _MAX_LABELS = 1 << 24
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._library import check_boxes, check_same_device, define, describe
-from .reference import nms as reference
+from seamseg.ops._library import check_boxes, check_same_device, define, describe
+from seamseg.ops.reference import nms as reference
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None) -> Tensor:

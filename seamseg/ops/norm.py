@@ -13,11 +13,11 @@ from torch import Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from .abn import Norm, apply_norm, apply_plain_norm
-from .abn_kernel_gradient import defer_scale_gradient
-from .abn_projection import PointwiseConv, Projection, inplace_abn_projection
-from .abn_upsampling import upsample_abn_rows
-from .activation import activate, activate_, check_activation
+from seamseg.ops.abn import Norm, apply_norm, apply_plain_norm
+from seamseg.ops.abn_kernel_gradient import defer_scale_gradient
+from seamseg.ops.abn_projection import PointwiseConv, Projection, inplace_abn_projection
+from seamseg.ops.abn_upsampling import upsample_abn_rows
+from seamseg.ops.activation import activate, activate_, check_activation
 
 Kind = TypeVar("Kind", bound=nn.Module)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ._library import define, describe, differentiate
-from .reference import pooling as plain
-from .reference.pooling import memory_format
+from seamseg.ops._library import define, describe, differentiate
+from seamseg.ops.reference import pooling as plain
+from seamseg.ops.reference.pooling import memory_format
 
 
 def box_filter_pool(x: Tensor, window: tuple[int, int]) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._library import check_boxes, check_same_device, define, describe, differentiate
-from .reference import roi_sampling as plain
-from .reference import widened
+from seamseg.ops._library import check_boxes, check_same_device, define, describe, differentiate
+from seamseg.ops.reference import roi_sampling as plain
+from seamseg.ops.reference import widened
 
 Interpolation = Literal["bilinear", "nearest"]
 Padding = Literal["border", "zero"]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._library import check_same_device, define, describe, differentiate, forbid_second_derivative
-from .reference import upsample as plain
-from .reference.upsample import FUSIONS as FUSIONS  # part of the interface
+from seamseg.ops._library import check_same_device, define, describe, differentiate, forbid_second_derivative
+from seamseg.ops.reference import upsample as plain
+from seamseg.ops.reference.upsample import FUSIONS as FUSIONS  # part of the interface
 
 
 def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> Tensor:

@@ -17,10 +17,10 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ._library import define, describe
-from .fused import FusedConv2d, _attempt, _usable
-from .reference import winograd as plain
-from .reference.winograd import tile_count, transforms
+from seamseg.ops._library import define, describe
+from seamseg.ops.fused import FusedConv2d, _attempt, _usable
+from seamseg.ops.reference import winograd as plain
+from seamseg.ops.reference.winograd import tile_count, transforms
 
 LEAST_CHANNELS = 64
 """Convolutions with fewer channels are not faster: the transforms take a constant time a channel."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
 
-from seamseg.data.images import PHOTO_ENDINGS, image_files
+from seamseg.maps.images import PHOTO_ENDINGS, image_files
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import VIDEO_ENDINGS, Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, counted, harmless
@@ -86,7 +86,7 @@ def _expand(text: str, out: Path | None) -> Found:
         return _of_folder(text, out)
     refuse_url(text)
     if text.lower().endswith(TAR_ENDINGS):
-        raise InputError(f"{text}: `python -m seamseg.integrations.ray --input webdataset` predicts the images of tars")
+        raise InputError(f"{text}: `python -m seamseg.contrib.ray --input webdataset` predicts the images of tars")
     if os.path.exists(text):
         return _of_list(path) if path.suffix.lower() == LIST_ENDING else _relative_to(path.parent, [path])
     if glob.has_magic(text):

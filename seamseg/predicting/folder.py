@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from seamseg.data.images import PHOTO_ENDINGS
+from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.predicting.find import TAR_ENDINGS
 from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestFolder
 from seamseg.predicting.source import Source

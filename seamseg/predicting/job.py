@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
-from seamseg.data.images import pixel_count
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
+from seamseg.maps.images import pixel_count
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.find import find_sources, limited, refuse_overwriting, refuse_sharing
 from seamseg.predicting.folder import OutputFolder, output_path
 from seamseg.predicting.manifest import Done, Line, ManifestWriter
@@ -24,7 +25,6 @@ from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video
 from seamseg.predicting.writers import OutputFormat, errors_of
-from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import (
     World,
     broadcast_object,

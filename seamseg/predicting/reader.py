@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from seamseg.data.images import pixel_count
 from seamseg.inference.images import PreparedImage
+from seamseg.maps.images import pixel_count
 from seamseg.predicting.manifest import Done
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video, VideoFrame

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from seamseg.data.images import open_image
+from seamseg.maps.images import open_image
 from seamseg.utils.errors import UnreadableImage
 
 

@@ -19,17 +19,17 @@ from seamseg.config import load_config
 from seamseg.config.components import KINDS, Component, added_by, load, registered
 from seamseg.config.experiments import TINY_NETWORK
 from seamseg.config.values import format_value
-from seamseg.data.folder import ReadMap
-from seamseg.data.images import open_image
-from seamseg.deploy.export import export_model
-from seamseg.deploy.options import ExportOptions
+from seamseg.contrib.deploy.export import export_model
+from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.maps.folder import ReadMap
+from seamseg.maps.images import open_image
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.toy_city import generate_toy_city
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import predict_all
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
-from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.testing.layers import check_layers
-from seamseg.toy_city import generate_toy_city
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.options import TrainingOptions
 from seamseg.training.run import run_training

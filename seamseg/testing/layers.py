@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from seamseg.config import Config
 from seamseg.config.components import Component
 from seamseg.data.loader import collate
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.heads.custom import run_heads
 from seamseg.models.heads.semantic import SemanticImage
 from seamseg.ops.labels import extract_boxes
-from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.setup import Setup, segmentation

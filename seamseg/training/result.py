@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seamseg.evaluation.scores import Scores
+from seamseg.maps.evaluation.scores import Scores
 
 _POSITION = ("step", "epoch", "time", "seconds")
 """Numbers of a line of `metrics.jsonl` that are no scores."""

@@ -15,8 +15,9 @@ from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
 from seamseg.config.components import NoKeys
 from seamseg.data.loader import BatchLoader, index_sampler
-from seamseg.evaluation.scores import Scores
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.evaluation.scores import Scores
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.metrics_file import MetricsFile, read_metrics
 from seamseg.models.network import Network
 from seamseg.training.callbacks import Callback, Callbacks, Run, TensorBoard
 from seamseg.training.checkpointing.checkpoint import (
@@ -32,7 +33,6 @@ from seamseg.training.checkpointing.rank_state import rng_state, seed_everything
 from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
 from seamseg.training.ddp import compile_network, wrap_distributed
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions, TrainingOptions

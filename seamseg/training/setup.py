@@ -16,14 +16,14 @@ from seamseg.config.components import Record
 from seamseg.config.kinds import PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.folder import void_warning
 from seamseg.data.loader import BatchLoader, LoaderOptions, index_sampler, train_loader
 from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
-from seamseg.evaluation.scores import Scores
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.evaluation.scores import Scores
+from seamseg.maps.folder import void_warning
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.build import build_training_module
 from seamseg.training.callbacks import Callback
 from seamseg.training.checkpointing.run_folder import LOG_NAME, RunFolder

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TypeVar
 
 from seamseg.data.loader import index_sampler, set_epoch, translate_worker_errors
-from seamseg.evaluation.scores import Scores
+from seamseg.maps.evaluation.scores import Scores
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
     ResumePoint,

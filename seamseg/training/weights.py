@@ -9,8 +9,8 @@ from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
 from seamseg.config import Config
 from seamseg.data.transforms import Normalise
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.network import TorchNetwork
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.base import Backbone
 from seamseg.models.build import build_network, without_quantisation
 from seamseg.models.folding import fold_layers

@@ -36,7 +36,7 @@ def refuse_url(text: str | Path, where: str = "") -> None:
     """Raise InputError, which begins with `where`, for a URL: no text from a list or a call reaches a network."""
     if _URL.match(str(text)):
         raise InputError(
-            f"{where}{text}: a URL, where a local path is needed; `python -m seamseg.integrations.ray` predicts from "
+            f"{where}{text}: a URL, where a local path is needed; `python -m seamseg.contrib.ray` predicts from "
             "and to object stores"
         )
 

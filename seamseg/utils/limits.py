@@ -46,7 +46,7 @@ ANNOTATION_BYTES = 4 * GIB
 """Largest JSON of annotations: that of LVIS, the largest public data set, has 1.1 GiB."""
 PHOTO_BYTES = GIB
 """Largest image file that is read into memory from an archive: more than an uncompressed image of `MAX_PIXELS`
-(`seamseg/data/images.py`) with four bytes per pixel, 768 MiB."""
+(`seamseg/maps/images.py`) with four bytes per pixel, 768 MiB."""
 
 PATH_CHARACTERS = 4096
 """Longest path in an archive; the limit of Linux in bytes."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.evaluation.scores import MappedClasses
-from seamseg.formats.label_png import look_up
-from seamseg.formats.metadata import Metadata, class_infos
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import ArrayPrediction
+from seamseg.maps.evaluation.scores import MappedClasses
+from seamseg.maps.formats.label_png import look_up
+from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 
 

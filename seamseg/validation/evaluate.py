@@ -10,9 +10,9 @@ from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.config.kinds import PANOPTIC
 from seamseg.data.input_size import InputSize
-from seamseg.evaluation.scores import PanopticScores, Scores
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
+from seamseg.maps.evaluation.scores import PanopticScores, Scores
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError
 from seamseg.utils.output import echo, warn

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from seamseg.data.reader import FolderReader, Reader
-from seamseg.evaluation.confusion import ConfusionMatrix
-from seamseg.evaluation.record import (
+from seamseg.maps.evaluation.confusion import ConfusionMatrix
+from seamseg.maps.evaluation.record import (
     MAPS,
     Evaluation,
     ImageRecord,
@@ -24,24 +24,24 @@ from seamseg.evaluation.record import (
     write_images,
     write_summary,
 )
-from seamseg.evaluation.scores import PanopticScores
-from seamseg.evaluation.segments import gt_segments_from_instances
-from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.predictions import MapFormat
-from seamseg.prepare.export import with_boxes
+from seamseg.maps.evaluation.scores import PanopticScores
+from seamseg.maps.evaluation.segments import gt_segments_from_instances
+from seamseg.maps.formats.coco_writer import CocoPanopticWriter
+from seamseg.maps.predictions import MapFormat
+from seamseg.maps.prepare.export import with_boxes
+from seamseg.maps.visualize.maps import draw_map
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_links, replacing
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.validator import PanopticValidation
-from seamseg.visualize.maps import draw_map
 
 
 class EvaluationWriter:
     """Observer of a :class:`seamseg.validation.validator.Validator` that writes an evaluation folder.
 
-    It has the files of :mod:`seamseg.evaluation.record`, `ground_truth/` and `prediction/` with their JSONs, and an
-    image to look at for each of `maps`, the output maps of custom heads. Maps are written image by image; in
+    It has the files of :mod:`seamseg.maps.evaluation.record`, `ground_truth/` and `prediction/` with their JSONs, and
+    an image to look at for each of `maps`, the output maps of custom heads. Maps are written image by image; in
     :meth:`finish` the main process writes the rest. The JSON entries and the records of the segments are kept in
     memory, some 10 KB per image. InputError if the split is not that of a dataset folder, whose images the evaluation
     folder refers to.

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.folder import ReadMap
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import network_input
 from seamseg.inference.results.base import ImageResult
+from seamseg.maps.folder import ReadMap
 from seamseg.utils.errors import SeamsegError, item_error
 
 

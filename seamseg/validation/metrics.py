@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from seamseg.config import Config
-from seamseg.evaluation.metric import Metric, Selection
-from seamseg.evaluation.scores import Scores
-from seamseg.formats.metadata import Metadata
-from seamseg.predictions import ArrayPrediction
+from seamseg.maps.evaluation.metric import Metric, Selection
+from seamseg.maps.evaluation.scores import Scores
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, gather_to_main, sum_over_processes
 from seamseg.utils.errors import SeamsegError

@@ -24,12 +24,6 @@ from seamseg.data.reader import open_reader
 from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
 from seamseg.data.workers import begin_worker
-from seamseg.evaluation.coco_ap import ImageInstances, average_precision, image_instances, require_pycocotools
-from seamseg.evaluation.confusion import ConfusionMatrix
-from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
-from seamseg.formats.metadata import Metadata, class_infos
-from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
@@ -39,10 +33,16 @@ from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections, choose_detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
+from seamseg.maps.evaluation.coco_ap import ImageInstances, average_precision, image_instances, require_pycocotools
+from seamseg.maps.evaluation.confusion import ConfusionMatrix
+from seamseg.maps.evaluation.evaluator import Comparison, PanopticEvaluator
+from seamseg.maps.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
+from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.panoptic_map import ClassInfo, PanopticResult
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.models.network import Network
-from seamseg.panoptic_map import ClassInfo, PanopticResult
-from seamseg.predictions import ArrayPrediction
 from seamseg.utils.distributed import World, gather_objects
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.output import echo

@@ -15,7 +15,7 @@ from torch import Tensor
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.model_path import VISTAS_MD5
 from seamseg.checkpoints.snapshot import Snapshot
-from seamseg.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
+from seamseg.maps.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
 from seamseg.utils.errors import InputError
 
 CONFIG = "[general]\nmin_stuff_area = 16\n"

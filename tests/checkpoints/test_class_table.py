@@ -10,9 +10,9 @@ from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config.experiments import CLASS_TABLES, experiments
-from seamseg.formats.cityscapes.labels import cityscapes_classes
-from seamseg.formats.metadata import Metadata
-from seamseg.formats.vistas import published_classes
+from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError
 
 

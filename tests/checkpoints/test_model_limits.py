@@ -18,7 +18,7 @@ from support.small_snapshots import refusal, save_snapshot
 
 from seamseg.checkpoints.bundle import load_built, open_model
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
-from seamseg.formats.metadata import Metadata, metadata_header, parse_metadata
+from seamseg.maps.formats.metadata import Metadata, metadata_header, parse_metadata
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 7, 26])
@@ -204,7 +204,7 @@ def test_huge_networks_take_neither_memory_nor_time(tmp_path: Path) -> None:
     for name, (text, message) in _HUGE_BODIES.items():
         parts = semantic if name == "semantic" else PARTS
         path = write_snapshot(tmp_path / f"{name}.pth.tar", config=text, state_dict=parts)
-        recipe = "seamseg.recipes.timm" if name.startswith("timm") else ()
+        recipe = "seamseg.contrib.recipes.timm" if name.startswith("timm") else ()
         expressions.append(f"timed(lambda: seamseg.load({str(path)!r}, device='cpu', components={recipe!r}))")
         expected.append(message)
     checkpoint = tmp_path / "weights.pth.tar"

@@ -1,1 +1,1 @@
-"""Tests of seamseg.classification."""
+"""Tests of seamseg.contrib.classification."""

@@ -12,10 +12,10 @@ from support.classes import make_class_folders, write_config
 
 from seamseg.checkpoints import imagenet
 from seamseg.checkpoints.snapshot import load_tensors
-from seamseg.classification.checkpoint import load_checkpoint, parse_checkpoint
-from seamseg.classification.config import ClassifierConfig, load_classifier_config, parse_classifier_config
-from seamseg.classification.network import Classifier, build_classifier
-from seamseg.classification.train import train_classifier
+from seamseg.contrib.classification.checkpoint import load_checkpoint, parse_checkpoint
+from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config, parse_classifier_config
+from seamseg.contrib.classification.network import Classifier, build_classifier
+from seamseg.contrib.classification.train import train_classifier
 from seamseg.training.run import TrainingOptions
 from seamseg.utils.errors import InputError
 

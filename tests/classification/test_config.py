@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.golden_files import DATA
 
-from seamseg.classification.config import load_classifier_config, parse_classifier_config
+from seamseg.contrib.classification.config import load_classifier_config, parse_classifier_config
 from seamseg.utils.errors import InputError
 
 GOLDEN = json.loads((DATA / "classifier.json").read_text())

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from support.classes import make_class_folders
 
-from seamseg.classification.config import parse_classifier_config
-from seamseg.classification.data import ClassFolders, class_names, open_train_loader, open_val_loader
-from seamseg.classification.transforms import to_float
+from seamseg.contrib.classification.config import parse_classifier_config
+from seamseg.contrib.classification.data import ClassFolders, class_names, open_train_loader, open_val_loader
+from seamseg.contrib.classification.transforms import to_float
 from seamseg.data.loader import set_epoch
 from seamseg.data.samplers import SampleIndex
 from seamseg.utils.distributed import World

@@ -17,11 +17,11 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 import seamseg
-from seamseg.classification.config import InputConfig, NetworkConfig, parse_classifier_config
-from seamseg.classification.data import ImageBatch
-from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
-from seamseg.classification.train import ClassifierSchedule, build_optimizer, trainer_options
-from seamseg.classification.transforms import test_transform as validation_transform
+from seamseg.contrib.classification.config import InputConfig, NetworkConfig, parse_classifier_config
+from seamseg.contrib.classification.data import ImageBatch
+from seamseg.contrib.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
+from seamseg.contrib.classification.train import ClassifierSchedule, build_optimizer, trainer_options
+from seamseg.contrib.classification.transforms import test_transform as validation_transform
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World

@@ -13,9 +13,9 @@ from support.classes import make_class_folders, write_config
 from support.interruptions import signals_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seamseg.classification.train import train_classifier
-from seamseg.classification.validate import ClassifierScores, ValidationOptions, validate_classifier
-from seamseg.training.logging.metrics import read_metrics
+from seamseg.contrib.classification.train import train_classifier
+from seamseg.contrib.classification.validate import ClassifierScores, ValidationOptions, validate_classifier
+from seamseg.maps.metrics_file import read_metrics
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions
 from seamseg.utils.errors import SeamsegError

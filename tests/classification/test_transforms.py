@@ -15,8 +15,8 @@ from support.golden_backbones import sample_positions
 from support.golden_files import DATA, array, has, tensor
 from torchvision.transforms import v2
 
-from seamseg.classification.config import InputConfig, load_classifier_config
-from seamseg.classification.transforms import (
+from seamseg.contrib.classification.config import InputConfig, load_classifier_config
+from seamseg.contrib.classification.transforms import (
     TEN_CROPS,
     color_jitter,
     lighting,

@@ -11,8 +11,8 @@ import torch
 from support.classes import make_class_folders, write_config
 from support.processes import launch
 
-from seamseg.classification.train import train_classifier
-from seamseg.classification.validate import ValidationOptions, validate_classifier
+from seamseg.contrib.classification.train import train_classifier
+from seamseg.contrib.classification.validate import ValidationOptions, validate_classifier
 from seamseg.training.run import TrainingOptions
 
 pytestmark = pytest.mark.distributed

@@ -10,11 +10,11 @@ from support.classes import make_class_folders, write_config
 from torch import nn
 from torch.nn import functional
 
-from seamseg.classification.config import InputConfig, load_classifier_config
-from seamseg.classification.data import ClassFolders
-from seamseg.classification.network import Classifier, build_classifier
-from seamseg.classification.transforms import test_transform as validation_transform
-from seamseg.classification.validate import (
+from seamseg.contrib.classification.config import InputConfig, load_classifier_config
+from seamseg.contrib.classification.data import ClassFolders
+from seamseg.contrib.classification.network import Classifier, build_classifier
+from seamseg.contrib.classification.transforms import test_transform as validation_transform
+from seamseg.contrib.classification.validate import (
     ClassifierScores,
     ClassifierValidator,
     ValidationOptions,

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from support.classes import make_class_folders, write_config
 
-from seamseg.classification.config import load_classifier_config
-from seamseg.classification.network import build_classifier
+from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.contrib.classification.network import build_classifier
 
 
 @pytest.fixture(scope="module")

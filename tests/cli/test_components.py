@@ -22,7 +22,7 @@ def test_lists_built_in_components_and_those_of_files(seamseg_main, tmp_path, ca
     assert seamseg_main("components", "--kind", "loss") == 0
     out = capsys.readouterr().out
     assert out.startswith("loss: ")
-    assert "  max_pooling (seamseg.recipes.max_pooling)" in out
+    assert "  max_pooling (seamseg.contrib.recipes.max_pooling)" in out
     assert "optimizer" not in out
 
 
@@ -32,7 +32,7 @@ def test_bodies_of_one_family_are_one_line(seamseg_main, capsys):
     (line,) = [line for line in lines if "resnet50" in line]
     assert line.startswith("  densenet121, densenet169, ")
     assert line.endswith("wider_resnet38_a2 (built in): Backbones of the original, and ResNets, see `build_backbone`.")
-    assert any(line.startswith("  timm (seamseg.recipes.timm)") for line in lines)
+    assert any(line.startswith("  timm (seamseg.contrib.recipes.timm)") for line in lines)
 
 
 def test_a_missing_file(seamseg_main, capsys):

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from support.shared_models import write_classifier
 
-from seamseg.deploy.compare import compare
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.contrib.deploy.compare import compare
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

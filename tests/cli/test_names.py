@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.maps.formats.metadata import read_metadata, write_metadata
 
 pytestmark = pytest.mark.usefixtures("narrow")
 CPU = ("--device", "cpu", "--workers", "0", "--quiet")

@@ -19,12 +19,12 @@ from support.serving import Client, in_thread, png
 
 import seamseg
 from seamseg.cli.main import main
-from seamseg.inference.exported import ExportedNetwork
+from seamseg.contrib.exported.network import ExportedNetwork
 
 SLOW = """
 import signal, sys, time
 from seamseg.cli.main import main
-from seamseg.inference.exported import ExportedNetwork
+from seamseg.contrib.exported.network import ExportedNetwork
 compute = ExportedNetwork.run
 def slow(self, *images):
     print("computing", flush=True)

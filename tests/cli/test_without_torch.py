@@ -115,7 +115,7 @@ ALL = """
 import json, os, sys
 sys.modules["torch"] = None
 # what most of the commands import, once
-import seamseg.predicting.settings, seamseg.prepare.vistas
+import seamseg.predicting.settings, seamseg.maps.prepare.vistas
 from seamseg.cli.main import main
 answers = []
 for words, missing in json.loads(sys.argv[1]):
@@ -149,7 +149,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(b"")
     (folder / "my.ini").write_text("[scheduler]\nepochs = 3\n")
-    (folder / "timm.ini").write_text("[general]\ncomponents = seamseg.recipes.timm\n[body]\nbody = timm:resnet18\n")
+    (folder / "timm.ini").write_text(
+        "[general]\ncomponents = seamseg.contrib.recipes.timm\n[body]\nbody = timm:resnet18\n"
+    )
     commands = [(words, "") for words, _ in MISTAKES] + [(words, missing) for words, missing, _ in MISSING]
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     program = [sys.executable, "-c", ALL, json.dumps(commands)]

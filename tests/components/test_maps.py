@@ -20,13 +20,13 @@ from support.shared_models import write_run
 import seamseg
 from seamseg.components import resize_map
 from seamseg.config import components, load_config
-from seamseg.deploy.export import ExportReport, export_model
-from seamseg.deploy.options import ExportOptions
-from seamseg.formats.exported import OUTPUTS, ExportedMetadata
-from seamseg.formats.metadata import Metadata
+from seamseg.contrib.deploy.export import ExportReport, export_model
+from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.maps.formats.exported import OUTPUTS, ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.heads.custom import resized
-from seamseg.predictions import RESERVED_NAMES, MapFormat
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.validation.items import ValidationItem

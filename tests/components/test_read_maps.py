@@ -15,8 +15,8 @@ from support.interruptions import loss_lines
 
 import seamseg
 from seamseg.config import load_config
-from seamseg.data.folder import DatasetFolder
 from seamseg.data.loader import set_epoch
+from seamseg.maps.folder import DatasetFolder
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.run import run_training

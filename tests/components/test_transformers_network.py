@@ -29,7 +29,7 @@ NAMES = ["car", "sky", "dog"]
 FAMILIES = ["mask2former", "maskformer", "eomt", "eomt_dinov3"]
 CONFIG = """
 [general]
-components = seamseg.recipes.transformers
+components = seamseg.contrib.recipes.transformers
 network = transformers
 log_interval = 1
 [network transformers]
@@ -130,8 +130,8 @@ def test_weights_of_classes_are_copied_by_name(options, folders):
     torch.manual_seed(0)
     line = network.initialise(["sky", "road", "car"])
     assert "2 of 3 classes by name; random for road" in line
-    from seamseg.inference.foreign.families import FAMILIES as KNOWN
-    from seamseg.inference.foreign.transformers_loading import load_network
+    from seamseg.contrib.foreign.families import FAMILIES as KNOWN
+    from seamseg.contrib.foreign.transformers_loading import load_network
 
     source = load_network(folders["mask2former"], KNOWN["mask2former"]).state_dict()
     own = network.net.state_dict()

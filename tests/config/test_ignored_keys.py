@@ -15,10 +15,10 @@ import pytest
 from support.classes import make_class_folders, write_config
 from support.micro import CONFIG
 
-from seamseg.classification import config as classifier
-from seamseg.classification.train import train_classifier
 from seamseg.config import KINDS, config_from_string
 from seamseg.config.sections import SECTIONS
+from seamseg.contrib.classification import config as classifier
+from seamseg.contrib.classification.train import train_classifier
 from seamseg.inference.options import InferenceOptions
 from seamseg.training.options import TrainerOptions
 from seamseg.training.run import TrainingOptions, run_training

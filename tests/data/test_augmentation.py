@@ -17,7 +17,7 @@ from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
 from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
-from seamseg.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.training.prefetch import prepare_batch

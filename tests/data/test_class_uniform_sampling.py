@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler, SampleIndex
-from seamseg.formats.metadata import ImageInfo
+from seamseg.maps.formats.metadata import ImageInfo
 from seamseg.utils.errors import InputError
 
 COMMON, RARE, PORTRAIT = 0, 1, 2

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.test_batches import dataset
-from seamseg.data.folder import DatasetFolder
 from seamseg.data.samplers import SampleIndex
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import (
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.metadata import (
     ImageInfo,
     Metadata,
     metadata_of,

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from support.png_streams import chunk, rgb_png
 
-from seamseg.data.images import SEVERAL_FRAMES, as_rgb, image_size, open_image, open_mask, open_reduced, pixels_of
+from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, image_size, open_image, open_mask, open_reduced, pixels_of
 from seamseg.utils.errors import UnreadableImage
 
 RGB = np.random.RandomState(0).randint(0, 256, (13, 17, 3), dtype=np.uint8)
@@ -220,7 +220,7 @@ def test_pixels_are_copied_in_bands(monkeypatch):
     image = Image.effect_noise((31, 50), 90).convert("RGB")
     whole = np.array(image)
     for rows in (7, 50):
-        monkeypatch.setattr("seamseg.data.images.BAND_BYTES", 3 * 31 * rows)
+        monkeypatch.setattr("seamseg.maps.images.BAND_BYTES", 3 * 31 * rows)
         pixels = pixels_of(image)
         assert np.array_equal(pixels, whole)
         assert pixels.flags.writeable

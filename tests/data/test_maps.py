@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.nn import functional
 
-from seamseg.data.folder import ReadMap
-from seamseg.data.images import open_map
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.maps import MapValues, map_values, scale_and_crop
 from seamseg.data.transforms import AugmentationOptions, AugmentationParams, TrainTransform, augment
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.maps.folder import ReadMap
+from seamseg.maps.images import open_map
+from seamseg.maps.predictions import InferenceNetwork, MapFormat, Prediction
 from seamseg.models.heads.custom import declared_outputs
-from seamseg.predictions import InferenceNetwork, MapFormat, Prediction
 from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from seamseg.data.input_size import InputSize, scaled_size
 from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, compact_ids
-from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import network_input
+from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
 
 DATA = Path(__file__).parents[1] / "golden"

@@ -25,10 +25,10 @@ from support.exported import (
 from support.networks import TINY, TINY_SEMANTIC
 
 import seamseg
-from seamseg.deploy.aoti import package_metadata, write_package
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import Metadata
-from seamseg.inference.package import PackageSession, requirements
+from seamseg.contrib.deploy.aoti import package_metadata, write_package
+from seamseg.contrib.exported.package import PackageSession, requirements
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from support.shared_models import CLASSES, write_classifier, write_run
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string
-from seamseg.deploy.model_card import CardOptions, model_card, push_model
-from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel
+from seamseg.contrib.deploy.model_card import CardOptions, model_card, push_model
+from seamseg.contrib.deploy.model_folder import ConversionOptions, ConvertedModel
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError, SeamsegError
 

@@ -21,8 +21,8 @@ import seamseg
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.model_path import digest
 from seamseg.config import config_to_string
-from seamseg.deploy.model_card import push_model
-from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel, convert_model
+from seamseg.contrib.deploy.model_card import push_model
+from seamseg.contrib.deploy.model_folder import ConversionOptions, ConvertedModel, convert_model
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -255,7 +255,9 @@ def test_folders_that_are_not_overwritten(
     convert(run, tmp_path / "out")
     convert(run, tmp_path / "out", licence="mit", force=True)
     assert open_model(tmp_path / "out").licence == "mit"
-    monkeypatch.setattr("seamseg.deploy.model_folder.write_json", Mock(side_effect=OSError(28, "No space left")))
+    monkeypatch.setattr(
+        "seamseg.contrib.deploy.model_folder.write_json", Mock(side_effect=OSError(28, "No space left"))
+    )
     with pytest.raises(SeamsegError, match="No space left"):
         convert(run, tmp_path / "full")
     assert [*(tmp_path / "full").iterdir()] == []

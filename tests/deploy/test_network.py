@@ -13,9 +13,9 @@ from support.exported import (
     winograd_net,
 )
 
-from seamseg.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace, valid_pixels
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import Metadata
+from seamseg.contrib.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace, valid_pixels
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.ops import winograd
 
 

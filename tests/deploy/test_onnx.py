@@ -11,12 +11,12 @@ import torch
 from support.exported import DETECTORS, MEAN, SIZE, STD, assert_same, detector, eager, exported_net, picture
 from support.golden_files import tensor
 
-from seamseg.deploy.compare import compare
-from seamseg.deploy.network import export_net
-from seamseg.deploy.onnx import write_onnx
-from seamseg.formats.exported import MAX_SIDE, METADATA_KEY, ExportedMetadata
-from seamseg.formats.metadata import Metadata
-from seamseg.inference.onnx_engines import openvino_core
+from seamseg.contrib.deploy.compare import compare
+from seamseg.contrib.deploy.network import export_net
+from seamseg.contrib.deploy.onnx import write_onnx
+from seamseg.contrib.exported.onnx_engines import openvino_core
+from seamseg.maps.formats.exported import MAX_SIDE, METADATA_KEY, ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.folding import fold_abn
 from seamseg.ops.nms import nms
 from seamseg.utils.errors import SeamsegError
@@ -110,7 +110,7 @@ def test_the_file_is_one_standard_graph_with_metadata(panoptic):
 def test_failures_of_the_exporter_and_the_checker(panoptic, tmp_path, monkeypatch, tool, message):
     path, net = panoptic
     made = type("Made", (), {"model_proto": onnx.load(path)})
-    monkeypatch.setattr("seamseg.deploy.onnx.trace", lambda *_: None)
+    monkeypatch.setattr("seamseg.contrib.deploy.onnx.trace", lambda *_: None)
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: made)
     monkeypatch.setattr(tool, mock.Mock(side_effect=ValueError("of the tool,\nin lines")))
     target = tmp_path / "a.onnx"
@@ -125,7 +125,7 @@ def test_failures_of_the_exporter_and_the_checker(panoptic, tmp_path, monkeypatc
     with pytest.raises(MemoryError):
         write_onnx(net, target, metadata("panoptic"), SIZE)
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: made)
-    monkeypatch.setattr("seamseg.deploy.onnx._MAX_BYTES", 1000)
+    monkeypatch.setattr("seamseg.contrib.deploy.onnx._MAX_BYTES", 1000)
     with pytest.raises(SeamsegError, match="an ONNX file can have 2 GiB"):
         write_onnx(net, target, metadata("panoptic"), SIZE)
     assert list(tmp_path.iterdir()) == [target]
@@ -141,7 +141,7 @@ class Suppression(torch.nn.Module):
 
 def test_suppression_at_the_threshold_and_of_equal_scores(tmp_path):
     """Boxes with an IoU of exactly the threshold suppress each other, which those of ONNX do not."""
-    from seamseg.deploy.onnx import translations
+    from seamseg.contrib.deploy.onnx import translations
 
     boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 8], [8, 8, 9, 9], [20, 20, 24, 24], [20, 20, 24, 24], [0, 0, 0, 0]])
     scores = torch.tensor([0.5, 0.5, 0.9, 0.7, 0.7, 0.5])

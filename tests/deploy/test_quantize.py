@@ -12,13 +12,13 @@ from support.exported import SIZE, exported_net, picture
 from support.micro import make_dataset
 from support.networks import tiny_config
 
-from seamseg.deploy import quantize
-from seamseg.deploy.export import calibration_images
-from seamseg.deploy.onnx import write_onnx
-from seamseg.deploy.quantize import executed_operators, quantise_file, select
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.formats.metadata import Metadata, read_metadata
-from seamseg.inference import onnx_engines
+from seamseg.contrib.deploy import quantize
+from seamseg.contrib.deploy.export import calibration_images
+from seamseg.contrib.deploy.onnx import write_onnx
+from seamseg.contrib.deploy.quantize import executed_operators, quantise_file, select
+from seamseg.contrib.exported import onnx_engines
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata, read_metadata
 from seamseg.utils.errors import InputError, SeamsegError
 
 OLD = {"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9}

@@ -12,13 +12,13 @@ from support.micro import micro, seamseg_main
 from support.tiny_transformers import SIDE, photo, save
 
 import seamseg
-from seamseg.deploy.compare import compare
-from seamseg.deploy.export import export_model
-from seamseg.deploy.options import ExportOptions
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import Metadata
-from seamseg.inference.exported import ExportedModel
+from seamseg.contrib.deploy.compare import compare
+from seamseg.contrib.deploy.export import export_model
+from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.contrib.exported.network import ExportedModel
 from seamseg.inference.options import InferenceOptions
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 __all__ = ["micro", "seamseg_main"]

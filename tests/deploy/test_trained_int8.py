@@ -9,12 +9,12 @@ import torch
 from support.networks import randomise
 from torch import nn
 
-from seamseg.deploy.network import export_net
-from seamseg.deploy.onnx import write_onnx
-from seamseg.deploy.quantize import executed_operators, quantise_file
-from seamseg.formats.exported import ExportedMetadata
-from seamseg.formats.metadata import Metadata
-from seamseg.inference.onnx_engines import open_onnx
+from seamseg.contrib.deploy.network import export_net
+from seamseg.contrib.deploy.onnx import write_onnx
+from seamseg.contrib.deploy.quantize import executed_operators, quantise_file
+from seamseg.contrib.exported.onnx_engines import open_onnx
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.folding import fold_layers
 from seamseg.models.quantised import choosing_ranges, quantised

@@ -19,11 +19,11 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from seamseg.evaluation import ClassInfo, average_precision, image_instances
-from seamseg.evaluation.coco_ap import require_pycocotools
-from seamseg.evaluation.scores import AP_NUMBERS
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
+from seamseg.maps.evaluation import ClassInfo, average_precision, image_instances
+from seamseg.maps.evaluation.coco_ap import require_pycocotools
+from seamseg.maps.evaluation.scores import AP_NUMBERS
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 # no image has a bus

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from seamseg.cli.main import main
-from seamseg.formats.id_png import write_id_png
+from seamseg.maps.formats.id_png import write_id_png
 from seamseg.validation.options import EvaluationOptions
 
 CATEGORIES = [{"id": 1, "name": "road", "isthing": 0}, {"id": 2, "name": "car", "isthing": 1}]
@@ -66,7 +66,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(files, capsys, arguments, words):
 
 
 def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
-    from seamseg.evaluation import evaluate_panoptic_json
+    from seamseg.maps.evaluation import evaluate_panoptic_json
     from seamseg.validation import evaluate
 
     asked = {}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from seamseg.evaluation import ConfusionMatrix
+from seamseg.maps.evaluation import ConfusionMatrix
 
 
 def test_iou_by_hand():

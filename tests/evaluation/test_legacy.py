@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator
+from seamseg.maps.panoptic_map import PanopticResult, Segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ops.npz"
 CLASSES = [ClassInfo(f"c{i}", i, i >= 4) for i in range(9)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.panoptic_cases import CLASSES, infos, isthing, random_pair
 from support.processes import launch
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator
+from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator
 from seamseg.utils.distributed import distributed, sum_over_processes
 
 IMAGES = 40

@@ -9,7 +9,7 @@ import pytest
 from support import panoptic_oracle as oracle
 from support.panoptic_cases import CASES, infos, random_pair
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
+from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
 from seamseg.utils.errors import InputError
 
 

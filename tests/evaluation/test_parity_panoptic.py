@@ -17,7 +17,7 @@ from support.panoptic_cases import CASES, CLASSES, infos, isthing, random_pair, 
 from support.panoptic_files import write_pairs
 from support.panoptic_parity import hotcoco_scores, our_scores
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator
+from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator
 
 THINGS = isthing(CLASSES)
 

@@ -8,7 +8,7 @@ from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as citys
 from cityscapesscripts.helpers.labels import labels as all_labels
 from PIL import Image
 
-from seamseg.evaluation import ConfusionMatrix
+from seamseg.maps.evaluation import ConfusionMatrix
 
 VOID = 255
 LABELS = [label for label in all_labels if label.id >= 0]

@@ -19,8 +19,8 @@ from support.cityscapes_scenes import disturbed, labels_of, save, write_instance
 from support.panoptic_files import Pair
 from support.panoptic_parity import hotcoco_scores, our_scores
 
-from seamseg.evaluation.cityscapes import evaluate_cityscapes, find_frames
-from seamseg.formats.id_png import read_id_png, write_id_png
+from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes, find_frames
+from seamseg.maps.formats.id_png import read_id_png, write_id_png
 
 pytestmark = pytest.mark.slow
 

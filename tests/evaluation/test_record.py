@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from seamseg.evaluation import ClassInfo, evaluate_panoptic_json
-from seamseg.evaluation.record import IMAGES, SUMMARY, SegmentRecord, read_evaluation
-from seamseg.formats.id_png import write_id_png
+from seamseg.maps.evaluation import ClassInfo, evaluate_panoptic_json
+from seamseg.maps.evaluation.record import IMAGES, SUMMARY, SegmentRecord, read_evaluation
+from seamseg.maps.formats.id_png import write_id_png
 from seamseg.utils.errors import InputError
 
 CATEGORIES = [{"id": 7, "name": "road", "isthing": 0, "color": [128, 64, 128]}, {"id": 26, "name": "car", "isthing": 1}]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
-from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
+from seamseg.maps.evaluation.segments import flatten_layers, gt_segments_from_pairs
+from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.utils.errors import InputError
 
 # classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
-from seamseg.evaluation.scores import pixel_iou_titles
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
+from seamseg.maps.evaluation.scores import pixel_iou_titles
+from seamseg.maps.panoptic_map import PanopticResult, Segment
 
 
 def scores():

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.evaluation import PanopticEvaluator, class_infos, evaluate_panoptic_json
-from seamseg.evaluation.record import MapFiles
-from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.id_png import read_id_png, write_id_png
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.maps.evaluation import PanopticEvaluator, class_infos, evaluate_panoptic_json
+from seamseg.maps.evaluation.record import MapFiles
+from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
+from seamseg.maps.formats.coco_writer import CocoPanopticWriter
+from seamseg.maps.formats.id_png import read_id_png, write_id_png
+from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.utils.errors import InputError
 
 
@@ -75,7 +75,7 @@ def first_pngs(*paths):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint32, np.int64])
 def test_values_are_written_in_place_of_ids(tmp_path, monkeypatch, dtype):
-    monkeypatch.setattr("seamseg.idmaps.inflate.BAND_BYTES", 1)  # a band a row
+    monkeypatch.setattr("seamseg.maps.idmaps.inflate.BAND_BYTES", 1)  # a band a row
     write_id_png(tmp_path / "x.png", np.array([[0, 1, 200], [3, 3, 1]], dtype), [(3, 70_000), (1, 5)])
     assert read_id_png(tmp_path / "x.png").tolist() == [[0, 5, 0], [70_000, 70_000, 5]]
 

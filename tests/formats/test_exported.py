@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from seamseg.formats.exported import FORMAT, ExportedMetadata
-from seamseg.formats.metadata import ImageInfo, Metadata
+from seamseg.maps.formats.exported import FORMAT, ExportedMetadata
+from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(1, 2, ["sky", "car", "bus"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 26, 28])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.png_streams import STRATEGIES, chunk, filtered_rows, random_ids, stream_of
 
-from seamseg.formats import id_png
-from seamseg.formats.id_png import read_id_png, read_id_runs, write_id_png
+from seamseg.maps.formats import id_png
+from seamseg.maps.formats.id_png import read_id_png, read_id_runs, write_id_png
 from seamseg.utils.errors import InputError
 
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))

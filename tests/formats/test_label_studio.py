@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from seamseg.formats.label_studio import decode_brush, encode_brush
+from seamseg.maps.formats.label_studio import decode_brush, encode_brush
 
 OFFICIAL = [
     (

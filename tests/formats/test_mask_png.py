@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.formats.cityscapes.instance_files import mask_png
+from seamseg.maps.formats.cityscapes.instance_files import mask_png
 
 
 @settings(max_examples=60)

@@ -33,24 +33,24 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot, load_tensors, verify_snapshot
 from seamseg.config.checks import check_training
 from seamseg.config.loader import config_from_string, config_to_string, load_config
-from seamseg.data.images import image_size, open_image, open_mask
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.record import MapFiles
-from seamseg.formats import id_png
-from seamseg.formats.cityscapes.instance_files import read_instance_list
-from seamseg.formats.cityscapes.labels import read_map
-from seamseg.formats.id_png import read_id_runs
-from seamseg.formats.metadata import pack_metadata, parse_metadata
-from seamseg.idmaps import library
-from seamseg.prepare import coco_instances, panoptic
-from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
-from seamseg.prepare.archives import SourceTree
-from seamseg.prepare.check import check_dataset
-from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.class_file import build_class_list, coco_categories, parse_class_list
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.label_folders import prepare_folders
-from seamseg.prepare.pairs import tree_files
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import MapFiles
+from seamseg.maps.formats import id_png
+from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
+from seamseg.maps.formats.cityscapes.labels import read_map
+from seamseg.maps.formats.id_png import read_id_runs
+from seamseg.maps.formats.metadata import pack_metadata, parse_metadata
+from seamseg.maps.idmaps import library
+from seamseg.maps.images import image_size, open_image, open_mask
+from seamseg.maps.prepare import coco_instances, panoptic
+from seamseg.maps.prepare.annotation_tools import prepare_cvat, prepare_label_studio
+from seamseg.maps.prepare.archives import SourceTree
+from seamseg.maps.prepare.check import check_dataset
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.prepare.class_file import build_class_list, coco_categories, parse_class_list
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.label_folders import prepare_folders
+from seamseg.maps.prepare.pairs import tree_files
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.limits import open_pillow
 

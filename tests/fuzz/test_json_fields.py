@@ -18,21 +18,21 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz.targets import TARGETS, corpus, refusing, write_files
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.formats.coco_writer import encode_panoptic
-from seamseg.formats.metadata import Metadata, class_infos, metadata_header, pack_metadata, parse_metadata
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.panoptic_map import class_map_result
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.formats.coco_writer import encode_panoptic
+from seamseg.maps.formats.metadata import Metadata, class_infos, metadata_header, pack_metadata, parse_metadata
+from seamseg.maps.panoptic_map import class_map_result
+from seamseg.maps.prepare.check import check_dataset
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.label_folders import prepare_folders
+from seamseg.maps.prepare.merge import read_rules
+from seamseg.maps.prepare.vistas import read_labels
+from seamseg.maps.report.build import find_evaluation, write_report
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import header
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import make_writers
-from seamseg.prepare.check import check_dataset
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.label_folders import prepare_folders
-from seamseg.prepare.merge import read_rules
-from seamseg.prepare.vistas import read_labels
-from seamseg.report.build import find_evaluation, write_report
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(1, 1, ["a", "b"], [(1, 2, 3), (4, 5, 6)], [7, 8])

@@ -9,7 +9,7 @@ from support.emulator import Fault, Raised, Worker, obstacle
 from support.op_mistakes import perturbed
 from support.png_streams import random_ids
 
-from seamseg.idmaps.id_runs import id_runs_of
+from seamseg.maps.idmaps.id_runs import id_runs_of
 
 EXPECTED = {"ValueError", "TypeError", "MemoryError", "_ArrayMemoryError", "AttributeError", "OverflowError"}
 INTEGERS = (np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)

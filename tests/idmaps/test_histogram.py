@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.idmaps import reference
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.idmaps.library import functions
+from seamseg.maps.idmaps import reference
+from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.idmaps.library import functions
 
 labels = st.integers(0, 5)
 
@@ -97,7 +97,7 @@ def test_negative_labels_and_views():
 def test_without_the_library(monkeypatch):
     a, b = np.random.default_rng(0).integers(0, 2**20, (2, 30, 40))
     expected = joint_histogram(a, b)
-    monkeypatch.setattr("seamseg.idmaps.library.functions", None)
+    monkeypatch.setattr("seamseg.maps.idmaps.library.functions", None)
     for found, wanted in zip(joint_histogram(a, b), expected):
         assert np.array_equal(found, wanted)
         assert found.dtype == wanted.dtype

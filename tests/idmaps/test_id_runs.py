@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
-from seamseg.idmaps import id_runs, reference
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
-from seamseg.idmaps.library import functions
+from seamseg.maps.idmaps import id_runs, reference
+from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
+from seamseg.maps.idmaps.library import functions
 
 
 def check(ids, stream):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.png_streams import random_ids
 
-from seamseg.idmaps import images, library, reference
-from seamseg.idmaps.resize import nearest_index
+from seamseg.maps.idmaps import images, library, reference
+from seamseg.maps.idmaps.resize import nearest_index
 
 FORMS = [library.functions, reference]
 sizes = st.tuples(st.sampled_from([1, 2, 3, 5, 40]), st.sampled_from([1, 2, 3, 63, 64, 65, 130]))

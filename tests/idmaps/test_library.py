@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from support.png_streams import stream_of
 
-from seamseg.formats.id_png import write_id_png
-from seamseg.idmaps import library
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.idmaps.id_runs import decode_id_runs
+from seamseg.maps.formats.id_png import write_id_png
+from seamseg.maps.idmaps import library
+from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.idmaps.id_runs import decode_id_runs
 
 REPORT = """
 import json, sys
-from seamseg.formats.id_png import read_id_runs
-from seamseg.idmaps import id_runs, library
+from seamseg.maps.formats.id_png import read_id_runs
+from seamseg.maps.idmaps import id_runs, library
 runs = read_id_runs(sys.argv[1])
 pairs, counts = id_runs.joint_histogram_of_runs(runs, runs)
 print(json.dumps([library.state, pairs.tolist(), counts.tolist(), "torch" in sys.modules]))

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.formats.id_png import encode_id_png
-from seamseg.idmaps.resize import ResizedIds, resize_nearest
-from seamseg.idmaps.segments import areas_and_boxes
+from seamseg.maps.formats.id_png import encode_id_png
+from seamseg.maps.idmaps.resize import ResizedIds, resize_nearest
+from seamseg.maps.idmaps.segments import areas_and_boxes
 
 sizes = st.tuples(st.integers(1, 30), st.integers(1, 30))
 

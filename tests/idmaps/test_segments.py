@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.idmaps import library, reference, segments
+from seamseg.maps.idmaps import library, reference, segments
 from seamseg.ops.labels import count_labels, extract_boxes, fill_free, paste_probabilities_into
 
 FORMS = [library.functions, reference]

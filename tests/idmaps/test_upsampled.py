@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.idmaps import library, reference, upsampled
-from seamseg.idmaps.upsampled import Axis
+from seamseg.maps.idmaps import library, reference, upsampled
+from seamseg.maps.idmaps.upsampled import Axis
 
 FORMS = [library.functions, reference]
 

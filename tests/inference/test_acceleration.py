@@ -13,12 +13,12 @@ from support.networks import tiny_config
 from support.predictors import as_input, predictor_of
 from torch._dynamo.utils import counters
 
-from seamseg.formats.metadata import Metadata
 from seamseg.inference import cuda_graphs
 from seamseg.inference.acceleration import CompiledDense, accelerated
 from seamseg.inference.cuda_graphs import CudaGraph, CudaGraphCache, copy_tensors, cuda_graph_cache, fill, input_buffer
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import DenseOutputs

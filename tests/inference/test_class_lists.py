@@ -6,10 +6,10 @@ import pytest
 import torch
 from support.tiny_transformers import CITYSCAPES
 
-from seamseg.formats.cityscapes.labels import cityscapes_classes
-from seamseg.formats.metadata import write_metadata
-from seamseg.formats.vistas import published_classes
-from seamseg.inference.foreign.class_lists import identify, known_lists, read_classes
+from seamseg.contrib.foreign.class_lists import identify, known_lists, read_classes
+from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
+from seamseg.maps.formats.metadata import write_metadata
+from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 

@@ -11,12 +11,12 @@ from pycocotools import mask as coco_masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from seamseg.formats.metadata import Metadata
-from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detection, Detections, choose_detections
-from seamseg.pasting import paste_detections
-from seamseg.predictions import Prediction
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.pasting import paste_detections
+from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(

@@ -21,14 +21,14 @@ from support.tile_scenes import STUFF, SceneNet, scene
 from torch.nn import functional
 
 from inference.test_acceleration import image, network, predictor, recorded
+from seamseg.contrib.exported.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import Metadata
 from seamseg.inference import images as photos
 from seamseg.inference.cuda_graphs import CudaGraphCache
-from seamseg.inference.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer
 from seamseg.utils.device_memory import lacks_memory

@@ -27,16 +27,16 @@ from support.onnx_scenes import (
 )
 
 import seamseg
-from seamseg.classification.config import InputConfig
-from seamseg.classification.data import ClassFolders
-from seamseg.classification.transforms import test_transform as transform_of
+from seamseg.contrib.classification.config import InputConfig
+from seamseg.contrib.classification.data import ClassFolders
+from seamseg.contrib.classification.transforms import test_transform as transform_of
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input
 from seamseg.inference.queries import prediction_of_queries
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
-from seamseg.predictions import Prediction
+from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError, printable
 
 SIZE = (90, 140)

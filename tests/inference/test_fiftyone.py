@@ -18,7 +18,7 @@ from seamseg.inference.results.classification import Classification
 from seamseg.inference.results.detections import Detection, Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.utils.errors import SeamsegError
 
 

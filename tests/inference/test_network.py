@@ -12,9 +12,9 @@ from support.host_reads import HostReads
 
 import seamseg
 from seamseg import fusion
-from seamseg.data.images import open_image
 from seamseg.inference import network
 from seamseg.inference.images import network_input
+from seamseg.maps.images import open_image
 from seamseg.models.panoptic import PanopticNet
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -11,9 +11,16 @@ import pytest
 import torch
 from support.exported import read_package_metadata
 
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.formats.metadata import Metadata
-from seamseg.inference.package import ONEDNN_BF16, PackageSession, _check, cpu_features, missing_features, requirements
+from seamseg.contrib.exported.package import (
+    ONEDNN_BF16,
+    PackageSession,
+    _check,
+    cpu_features,
+    missing_features,
+    requirements,
+)
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(1, 1, ["road", "car"], [(1, 2, 3), (4, 5, 6)], [7, 26])

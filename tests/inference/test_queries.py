@@ -12,14 +12,14 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.fusion import fuse, merge_queries
 from seamseg.inference import queries as module
 from seamseg.inference.anonymize import private_regions
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import prediction_of_queries, ranked_by_masks
-from seamseg.panoptic_map import VOID, PanopticResult
+from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.validation.items import ValidationItem
 from seamseg.validation.validator import InstanceScorer
 

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from support.onnx_scenes import CLASSES
 
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.formats.id_png import read_id_png
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.utils.errors import InputError, SeamsegError
 
 CITY = replace(CLASSES, categories=["road", "sky", "person <b>", "car"])

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from seamseg.inference.images import network_input
 from seamseg.inference.results.semantic import SemanticMap
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import Prediction
 from seamseg.ops.upsample import upsample_fusion
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

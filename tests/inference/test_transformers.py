@@ -30,7 +30,7 @@ from torch.nn import functional
 import seamseg
 from seamseg.checkpoints.foreign import is_transformers
 from seamseg.checkpoints.model_path import digest
-from seamseg.inference.foreign.class_lists import known_lists
+from seamseg.contrib.foreign.class_lists import known_lists
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.errors import SeamsegError
 

@@ -12,8 +12,8 @@ from support.sections import roi
 import seamseg
 from seamseg.inference.images import network_input
 from seamseg.inference.tta import Augmentation, predict_augmented
+from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.detections import DetectionSelector
-from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

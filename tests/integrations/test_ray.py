@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 import seamseg
-import seamseg.integrations.ray as ray_data
-from seamseg.formats.coco_panoptic import read_id_png
-from seamseg.integrations.ray import PanopticActor, _filesystem, _written
+import seamseg.contrib.ray as ray_data
+from seamseg.contrib.ray import PanopticActor, _filesystem, _written
+from seamseg.maps.formats.coco_panoptic import read_id_png
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -118,7 +118,7 @@ JOB = """
 import sys
 import ray
 from support.micro import narrow_body
-from seamseg.integrations.ray import main
+from seamseg.contrib.ray import main
 
 def narrow():
     sys.narrow = narrow_body()  # stays

@@ -18,9 +18,9 @@ from support.networks import NUM_STUFF, assert_order, golden_image
 from torch.nn import functional
 
 from seamseg.fusion import fuse
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.folding import for_inference
 from seamseg.ops.winograd import WinogradConv2d
-from seamseg.panoptic_map import VOID
 from seamseg.structures import PackedSequence
 
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}

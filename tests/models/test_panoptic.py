@@ -8,10 +8,10 @@ from support.networks import narrow_module, tiny_config, toy_batch
 from torch.testing import assert_close
 
 from seamseg.config import KINDS
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import crowd_fraction
-from seamseg.panoptic_map import VOID
 from seamseg.structures import PackedSequence
 
 

@@ -77,7 +77,9 @@ def items(tmp_path):
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "max_pooling"])
 def test_training_module(loss, items):
-    config = semantic_config("general.components=seamseg.recipes.max_pooling", f"sem.loss={loss}", "sem.ohem=0.5")
+    config = semantic_config(
+        "general.components=seamseg.contrib.recipes.max_pooling", f"sem.loss={loss}", "sem.ohem=0.5"
+    )
     component, keys = config.component("loss")
     with narrow_body():
         module = build_training_module(config, 2, 1)

@@ -23,10 +23,10 @@ from support.networks import (
 )
 
 from seamseg.config import config_from_string, load_config
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.panoptic_map import VOID
 from seamseg.structures import PackedSequence
 
 PANOPTIC, INSTANCES = "train", "train_instance_seg"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support import op_oracles as oracles
 from support.op_contract import with_threads
 
-from seamseg.idmaps import segments
+from seamseg.maps.idmaps import segments
 from seamseg.ops.labels import paste_masks_into
 from seamseg.ops.reference.labels import paste_masks_into as paste_masks_into_plain
 

@@ -124,7 +124,7 @@ def predict(words: list[str], log: Path) -> int:
     from support.micro import narrow_body
 
     from seamseg.cli.main import main
-    from seamseg.formats import coco_writer
+    from seamseg.maps.formats import coco_writer
 
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     write = coco_writer.write_id_png

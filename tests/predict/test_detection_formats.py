@@ -13,11 +13,11 @@ import seamseg
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, load_config
-from seamseg.formats.metadata import metadata_header, read_metadata
 from seamseg.inference.results.detections import Detections
+from seamseg.maps.formats.metadata import metadata_header, read_metadata
+from seamseg.maps.visualize.detections import draw_detections, draw_legacy
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError
-from seamseg.visualize.detections import draw_detections, draw_legacy
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

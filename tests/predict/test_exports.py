@@ -14,21 +14,21 @@ from support import cityscapes_official as official
 from support.export_scenes import CLASSES, Guesser, make_city
 
 from seamseg.config import load_config
-from seamseg.data.folder import DatasetFolder
-from seamseg.evaluation.cityscapes import evaluate_cityscapes
-from seamseg.evaluation.coco_ap import ImageInstances, Instance, average_precision, encode_crop, instances_of_map
-from seamseg.evaluation.confusion import ConfusionMatrix
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.record import MapFiles
-from seamseg.formats.cityscapes.layout import city_of
-from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.fusion import fuse, to_result
-from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes
+from seamseg.maps.evaluation.coco_ap import ImageInstances, Instance, average_precision, encode_crop, instances_of_map
+from seamseg.maps.evaluation.confusion import ConfusionMatrix
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import MapFiles
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.cityscapes.layout import city_of
+from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.prepare.export import export_dataset
 from seamseg.predicting.find import refuse_sharing
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import make_writers
-from seamseg.prepare.export import export_dataset
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator

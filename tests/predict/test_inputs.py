@@ -86,7 +86,7 @@ def test_folders_in_a_list(photos, line):
 def test_urls_are_refused(photos, line):
     """No string of a list reaches a network, nor a library that opens URLs."""
     (photos / "list.txt").write_text(f"a/1.png\n{line}\n")
-    refused = "a URL, where a local path is needed; `python -m seamseg.integrations.ray` predicts from and to"
+    refused = "a URL, where a local path is needed; `python -m seamseg.contrib.ray` predicts from and to"
     with pytest.raises(InputError, match=f"list.txt: {line}: {refused}"):
         find_sources(photos / "list.txt")
     with pytest.raises(InputError, match=f"^{line}: {refused}"):

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 import seamseg
-from seamseg.data.folder import DatasetFolder
 from seamseg.data.input_size import InputSize
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.coco_panoptic import read_id_png
 from seamseg.predicting import job
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
@@ -162,7 +162,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         (("{run}", "{photos}", "s3:/bucket/out"), "s3:/bucket/out: a URL, where a local path is needed"),
         (("{run}", "https://host/a.jpg", "{out}"), "https://host/a.jpg: a URL, where a local path is needed"),
         (("{run}", "{photos}", "{out}/p.tar"), "p.tar: OUT is a folder, no tar"),
-        (("{run}", "p-{{0..3}}.tar", "{out}"), "`python -m seamseg.integrations.ray --input webdataset` predicts"),
+        (("{run}", "p-{{0..3}}.tar", "{out}"), "`python -m seamseg.contrib.ray --input webdataset` predicts"),
     ],
 )
 def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 import seamseg
-from seamseg.formats.id_png import read_id_png
 from seamseg.inference.anonymize import private_regions
-from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.predictions import Prediction
+from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.panoptic_map import PanopticResult, Segment
+from seamseg.maps.predictions import Prediction
 
 pytestmark = pytest.mark.usefixtures("narrow")
 CPU = ("--device", "cpu", "--workers", "0", "--quiet")

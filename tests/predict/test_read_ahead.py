@@ -6,9 +6,9 @@ import time
 import pytest
 from PIL import Image
 
-from seamseg.data.images import open_image
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import ImagePreparation
+from seamseg.maps.images import open_image
 from seamseg.predicting import reader
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.reader import ImageReader

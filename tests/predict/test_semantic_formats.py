@@ -11,8 +11,8 @@ from support.semantic_networks import CLASSES, SEMANTIC
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model
-from seamseg.formats.metadata import write_metadata
-from seamseg.formats.vistas import published_classes
+from seamseg.maps.formats.metadata import write_metadata
+from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError
 
 

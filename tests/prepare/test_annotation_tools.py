@@ -8,17 +8,17 @@ import pytest
 from PIL import Image
 from support.tiny_dataset import segment_masks
 
-from seamseg.data.folder import DatasetFolder
-from seamseg.formats import label_studio
-from seamseg.formats.cvat import encode_masks, label_colors, labelmap_text, parse_labelmap
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats import label_studio
+from seamseg.maps.formats.cvat import encode_masks, label_colors, labelmap_text, parse_labelmap
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.panoptic_map import PanopticResult, Segment
+from seamseg.maps.prepare.account import SplitAccount
+from seamseg.maps.prepare.annotation_tools import prepare_cvat, prepare_label_studio
+from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import make_writers
-from seamseg.prepare.account import SplitAccount
-from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
-from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 PREPARE = {"cvat": prepare_cvat, "labelstudio": prepare_label_studio}

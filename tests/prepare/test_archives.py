@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.source_files import photo, picture, zip_of
 
-from seamseg.prepare.archives import ArchiveMember, SourceTree, fingerprint, photo_size, read_map, read_photo
-from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, fingerprint, photo_size, read_map, read_photo
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.utils.errors import InputError
 
 

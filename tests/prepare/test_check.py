@@ -12,10 +12,10 @@ from support.source_files import photo, picture, tree
 from support.tiny_dataset import classes
 
 from seamseg.cli.main import main
-from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
-from seamseg.prepare.check import ImageCheck, check_dataset
-from seamseg.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
-from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
+from seamseg.maps.formats.metadata import Metadata, read_metadata, write_metadata
+from seamseg.maps.prepare.check import ImageCheck, check_dataset
+from seamseg.maps.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
+from seamseg.maps.prepare.writer import DatasetWriter, Instances, SourceFrame
 
 
 def read(frame: SourceFrame) -> Instances:

@@ -12,10 +12,10 @@ from support.folders import listed
 from support.source_files import photo, picture, tree, zip_of
 
 from seamseg.cli.main import main
-from seamseg.formats.cityscapes.labels import cityscapes_classes
-from seamseg.formats.metadata import read_metadata
-from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import ConversionOptions
+from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
+from seamseg.maps.formats.metadata import read_metadata
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"

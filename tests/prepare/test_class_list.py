@@ -6,7 +6,7 @@ import pytest
 from support.source_files import CLASS_LIST
 
 from seamseg.cli.prepare_texts import CLASS_LIST as SHOWN
-from seamseg.prepare.class_file import read_class_list
+from seamseg.maps.prepare.class_file import read_class_list
 from seamseg.utils.errors import InputError
 
 

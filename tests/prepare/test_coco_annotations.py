@@ -14,10 +14,10 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from support.tiny_dataset import classes
 
-from seamseg.idmaps.id_runs import runs_by_id
-from seamseg.prepare.annotations import decode_rle, thing_annotations, write_coco_json
-from seamseg.prepare.coco_instances import decode_segmentation, stack_things
-from seamseg.prepare.writer import SourceFrame
+from seamseg.maps.idmaps.id_runs import runs_by_id
+from seamseg.maps.prepare.annotations import decode_rle, thing_annotations, write_coco_json
+from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_things
+from seamseg.maps.prepare.writer import SourceFrame
 
 CAT, CROWD = [255, 2, 0, 2, 2, 1], [0, 0, 0, 1, 0, 0]
 id_maps = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 5))

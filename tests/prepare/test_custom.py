@@ -10,10 +10,10 @@ from support.folders import listed
 from support.source_files import CLASS_LIST, photo, picture, segments, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.data.folder import DatasetFolder
-from seamseg.prepare.coco_instances import prepare_instances
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.label_folders import prepare_folders
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.prepare.coco_instances import prepare_instances
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.label_folders import prepare_folders
 from seamseg.utils.errors import InputError
 
 FOUND = [("car", 0, 3), ("car", 0, 5), ("car", 1, 4), ("road", 0, 60), ("sky", 0, 12)]

@@ -12,17 +12,17 @@ from PIL import Image
 from support.export_scenes import CLASSES, make_city
 from support.tiny_dataset import segment_masks
 
-from seamseg.data.folder import DatasetFolder
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.record import MapFiles
-from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
-from seamseg.panoptic_map import VOID
-from seamseg.prepare.check import check_dataset
-from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.export import export_dataset
-from seamseg.prepare.panoptic import prepare_panoptic
-from seamseg.prepare.vistas import prepare_vistas
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import MapFiles
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.check import check_dataset
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.export import export_dataset
+from seamseg.maps.prepare.panoptic import prepare_panoptic
+from seamseg.maps.prepare.vistas import prepare_vistas
 from seamseg.utils.errors import InputError
 
 ONE = ConversionOptions(workers=1)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from support.memory import peak_of, seamseg
 
-from seamseg.prepare.coco_instances import pixels_of, prepare_instances
+from seamseg.maps.prepare.coco_instances import pixels_of, prepare_instances
 from seamseg.utils.errors import InputError
 from seamseg.utils.image_memory import VARIABLE
 
@@ -16,7 +16,7 @@ SIZE = (11700, 7900)
 
 
 def test_pixels_of_runs_in_parts(monkeypatch):
-    monkeypatch.setattr("seamseg.prepare.coco_instances._PART", 7)
+    monkeypatch.setattr("seamseg.maps.prepare.coco_instances._PART", 7)
     start, length = np.array([3, 9, 40, 90]), np.array([2, 20, 1, 7])
     parts = list(pixels_of(start, length))
     assert [len(part) for part in parts] == [7, 7, 7, 7, 2]

@@ -6,10 +6,10 @@ from support.folders import listed
 from support.source_files import photo, picture, segments, tree
 
 from seamseg.cli.main import main
-from seamseg.data.folder import DatasetFolder
-from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.merge import MergeRules, merge_datasets, read_rules
 from seamseg.utils.errors import InputError
 
 COLOURS = [(k, k, k) for k in range(9)]

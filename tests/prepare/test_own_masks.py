@@ -11,12 +11,12 @@ from PIL import Image
 from support.source_files import photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.data.folder import DatasetFolder
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.prepare import coco_instances
+from seamseg.maps.prepare.account import read_accounts
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.label_folders import prepare_folders
 from seamseg.models.heads.roi_targets import mask_targets
-from seamseg.prepare import coco_instances
-from seamseg.prepare.account import read_accounts
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.label_folders import prepare_folders
 from seamseg.utils.errors import InputError
 
 CLASSES = """

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from support.source_files import photo, picture, segments, write_json, zip_of
 
-from seamseg.prepare.coco_instances import prepare_instances
-from seamseg.prepare.convert import ConversionOptions, id_of
-from seamseg.prepare.label_folders import prepare_folders
-from seamseg.prepare.pairs import FilesByName, tree_files
+from seamseg.maps.prepare.coco_instances import prepare_instances
+from seamseg.maps.prepare.convert import ConversionOptions, id_of
+from seamseg.maps.prepare.label_folders import prepare_folders
+from seamseg.maps.prepare.pairs import FilesByName, tree_files
 from seamseg.utils.errors import InputError
 
 CLASSES = "[road]\nid = 0\nkind = stuff\n[sky]\nid = 1\nkind = stuff\n"

@@ -8,8 +8,8 @@ import pytest
 from support.source_files import panoptic_png, photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.panoptic import prepare_coco
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.panoptic import prepare_coco
 from seamseg.utils.errors import InputError
 
 CATEGORIES = [

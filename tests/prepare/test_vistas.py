@@ -11,10 +11,10 @@ from PIL import Image
 from support.source_files import photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.data.folder import DatasetFolder
-from seamseg.formats.metadata import read_metadata
-from seamseg.prepare.convert import ConversionOptions
-from seamseg.prepare.vistas import prepare_vistas
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.metadata import read_metadata
+from seamseg.maps.prepare.convert import ConversionOptions
+from seamseg.maps.prepare.vistas import prepare_vistas
 from seamseg.utils.errors import InputError
 
 FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"

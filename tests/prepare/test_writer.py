@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from support.tiny_dataset import classes
 
-from seamseg.formats.metadata import Metadata, read_metadata
-from seamseg.prepare.account import Journal
-from seamseg.prepare.convert import ConversionOptions, convert_splits
-from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
+from seamseg.maps.formats.metadata import Metadata, read_metadata
+from seamseg.maps.prepare.account import Journal
+from seamseg.maps.prepare.convert import ConversionOptions, convert_splits
+from seamseg.maps.prepare.writer import DatasetWriter, Instances, SourceFrame
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
 
@@ -96,7 +96,7 @@ def test_a_full_disk_ends_the_conversion(tmp_path, monkeypatch):
         raise cannot_write("a.png", error) from error
 
     error = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("seamseg.prepare.writer.store_photo", fail)
+    monkeypatch.setattr("seamseg.maps.prepare.writer.store_photo", fail)
     with pytest.raises(SeamsegError, match=r"^a\.png: cannot be written: No space left on device$"):
         run(tmp_path / "out", frames)
     assert calls(frames) == [1, 0, 0, 0]

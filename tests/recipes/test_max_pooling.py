@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from seamseg.contrib.recipes.max_pooling import MaxPoolingKeys, max_pooled_loss, max_pooling
 from seamseg.models.heads.semantic import semantic_loss
 from seamseg.ops.upsample import upsample_cross_entropy
-from seamseg.recipes.max_pooling import MaxPoolingKeys, max_pooled_loss, max_pooling
 
 POWERS = [1.0, 1.01, 1.3, 1.7, 4.0, 60.0]
 

@@ -17,13 +17,13 @@ from PIL import Image, features
 from support.report_pages import blocks, decode_index_map
 
 from seamseg.cli.main import main
-from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
-from seamseg.evaluation.scores import pixel_iou_titles
-from seamseg.formats.id_png import read_id_png
-from seamseg.idmaps.resize import resize_nearest
-from seamseg.report import find_evaluation, write_report
-from seamseg.report.build import select_extremes
-from seamseg.report.images import encode_index_map
+from seamseg.maps.evaluation.record import IMAGES, SUMMARY, read_evaluation
+from seamseg.maps.evaluation.scores import pixel_iou_titles
+from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.report import find_evaluation, write_report
+from seamseg.maps.report.build import select_extremes
+from seamseg.maps.report.images import encode_index_map
 from seamseg.utils.errors import InputError, printable
 
 

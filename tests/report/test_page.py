@@ -14,7 +14,7 @@ from support.browsers import PHONE, canvas_pixels, check_layout, watched_pages
 from support.report_pages import blocks, decode_index_map
 
 from seamseg.cli.main import main
-from seamseg.report import find_evaluation
+from seamseg.maps.report import find_evaluation
 
 MINUS = "\u2212"
 Open = Callable[..., Any]

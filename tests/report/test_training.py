@@ -8,7 +8,7 @@ import pytest
 from support.report_pages import blocks
 
 from seamseg.cli.main import main
-from seamseg.report.summary import summarise_training as summarise
+from seamseg.maps.report.summary import summarise_training as summarise
 
 LINES = [
     {"kind": "train", "step": 10, "epoch": 0, "loss": 4.0, "step_seconds": 2.0, "images_per_second": 1.0},

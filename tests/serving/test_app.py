@@ -12,8 +12,8 @@ from PIL import Image
 from support.bombs import lossless_webp
 from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
-from seamseg.serving.options import ServeLimits
-from seamseg.serving.server import bind
+from seamseg.contrib.serving.options import ServeLimits
+from seamseg.contrib.serving.server import bind
 from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.serving import FAILS, RedNetwork, photo, red_predictor
 
+from seamseg.contrib.serving.batching import Batcher
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.serving.batching import Batcher
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from support.serving import in_thread, png, serving
 
 import seamseg
 from seamseg.cli.main import main
+from seamseg.contrib.serving import encoding
+from seamseg.contrib.serving.encoding import ResultEncoder
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detection, Detections
-from seamseg.serving import encoding
-from seamseg.serving.encoding import ResultEncoder
+from seamseg.maps.formats.metadata import Metadata
 
 SIZE = (90, 140)
 OPTIONS = {"panoptic": {"shortest_size": 90, "min_stuff_area": 0}, "classification": {}}

@@ -9,7 +9,7 @@ from support.onnx_scenes import record, scene, write_network
 from support.serving import FAILS, RedNetwork, photo, png, ready_network, red_predictor, serving
 
 import seamseg
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.formats.metadata import Metadata
 
 SIZE = (90, 140)
 DROP = """([name, bytes]) => {

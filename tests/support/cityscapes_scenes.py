@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from seamseg.formats.cityscapes.labels import EVALUATED
-from seamseg.formats.id_png import write_id_png
+from seamseg.maps.formats.cityscapes.labels import EVALUATED
+from seamseg.maps.formats.id_png import write_id_png
 
 VOID = (0, 1, 2, 3, 4, 5, 6, 9, 10, 14, 15, 16, 18)
 STUFF = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23)

@@ -164,8 +164,8 @@ class Worker:
     Parameters
     ----------
     sanitized : with the kernels of the CPU and of CUDA built with sanitizers, as `seamseg_checked` and
-        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.idmaps` with a library built so; else with `seamseg`
-        as it is installed
+        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.maps.idmaps` with a library built so; else with
+        `seamseg` as it is installed
     """
 
     def __init__(self, sanitized: bool) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import Prediction
 from seamseg.structures import PackedSequence
 from support.onnx_scenes import CLASSES
 from support.predictors import StandIn

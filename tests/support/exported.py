@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seamseg.classification.network import Classifier
-from seamseg.deploy.network import ExportNet, export_net
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.inference.package import _stated
+from seamseg.contrib.classification.network import Classifier
+from seamseg.contrib.deploy.network import ExportNet, export_net
+from seamseg.contrib.exported.package import _stated
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
 from seamseg.models.panoptic import PanopticNet

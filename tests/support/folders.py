@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
 from support.tiny_dataset import classes
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from seamseg.idmaps import images, library, upsampled
+from seamseg.maps.idmaps import images, library, upsampled
 
 
 def _with_sizes(function: Callable[..., Any], arrays: int) -> Callable[..., Any]:

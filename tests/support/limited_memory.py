@@ -74,7 +74,7 @@ def predict(folder: Path) -> dict[str, Any]:
 
 
 def ray(folder: Path) -> dict[str, Any]:
-    from seamseg.integrations.ray import PanopticActor
+    from seamseg.contrib.ray import PanopticActor
 
     actor = PanopticActor(folder, device="cpu", tiles="off")
     actor.model.input_size = InputSize()
@@ -105,7 +105,7 @@ def serve(folder: Path) -> dict[str, Any]:
 
 
 def export(folder: Path) -> dict[str, Any]:
-    import seamseg.deploy.onnx  # noqa: F401
+    import seamseg.contrib.deploy.onnx  # noqa: F401
     from seamseg.cli.main import main
 
     model = write_classifier(folder / "classifier")

@@ -14,13 +14,13 @@ from PIL import Image
 
 from seamseg.config import Config, load_config
 from seamseg.config.experiments import TINY_NETWORK
-from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.resnet import RESNETS, Architecture
-from seamseg.panoptic_map import VOID
 from seamseg.training import callbacks  # noqa: F401 (registered before a test has a registry of its own)
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.scores import PanopticScores
+    from seamseg.maps.evaluation.scores import PanopticScores
 
 CONFIG = f"""{TINY_NETWORK}
 [body]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from seamseg.config import config_to_string, default_config
-from seamseg.formats.exported import CLASSIFIER_SIDES, METADATA_KEY, ExportedMetadata
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.formats.exported import CLASSIFIER_SIDES, METADATA_KEY, ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
 
 _COLORS = [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)]
 CLASSES = Metadata(2, 2, ["road", "sky", "person", "car"], _COLORS, [7, 23, 24, 26])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamseg.evaluation import SegmentInfo
+from seamseg.maps.evaluation import SegmentInfo
 
 CASES = 1000
 """Number of pairs for the comparisons."""

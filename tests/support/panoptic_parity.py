@@ -11,8 +11,8 @@ import math
 
 from hotcoco.panoptic import PanopticEval
 
-from seamseg.evaluation import evaluate_panoptic_json
-from seamseg.evaluation.record import MapFiles
+from seamseg.maps.evaluation import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import MapFiles
 
 
 def our_scores(files, scratch):

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.predictions import MapFormat
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import MapFormat
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.formats.id_png import write_id_png
-from seamseg.toy_city import render_scene
-from seamseg.toy_city.labels import NAMES, STUFF, THINGS, VOIDS
-from seamseg.visualize import distinct_colors
+from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.maps.formats.id_png import write_id_png
+from seamseg.maps.toy_city import render_scene
+from seamseg.maps.toy_city.labels import NAMES, STUFF, THINGS, VOIDS
+from seamseg.maps.visualize import distinct_colors
 
 CLASSES = [*STUFF, *THINGS]
 CONFUSED = {26: 27, 24: 25, 8: 7}

@@ -10,7 +10,7 @@ import torch
 
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.formats.metadata import Metadata, metadata_header
+from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.models.build import build_network
 from seamseg.models.semantic import SemanticNet
 from support.micro import narrow_body

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from seamseg.contrib.serving.app import Service, build_app
+from seamseg.contrib.serving.options import ServeLimits
+from seamseg.contrib.serving.server import AppServer, accepted_hosts, bind
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import InferenceNetwork, Prediction
-from seamseg.serving.app import Service, build_app
-from seamseg.serving.options import ServeLimits
-from seamseg.serving.server import AppServer, accepted_hosts, bind
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import InferenceNetwork, Prediction
 
 CLASSES = Metadata(3, 0, ["road", "sky", "tree"], [(128, 64, 128), (70, 130, 180), (107, 142, 35)], [7, 23, 21])
 FAILS = 250

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from seamseg.checkpoints.snapshot import Snapshot, network_state
-from seamseg.classification.config import load_classifier_config
-from seamseg.classification.network import build_classifier
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.formats.metadata import Metadata, metadata_header, write_metadata
+from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.contrib.classification.network import build_classifier
+from seamseg.maps.formats.metadata import Metadata, metadata_header, write_metadata
 from seamseg.models.build import build_network
 from support.classes import write_config
 from support.micro import CONFIG, narrow_body

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.data.folder import DatasetFolder
+from seamseg.maps.folder import DatasetFolder
 
 CLASS_LIST = """
 [road]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from seamseg.config import config_from_string
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_training_module
 from seamseg.models.network import TrainingModule
-from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.ddp import wrap_distributed
 from seamseg.training.options import TrainerOptions

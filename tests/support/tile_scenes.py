@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.detections import DetectionSelector
 from seamseg.ops.labels import extract_boxes
-from seamseg.predictions import Prediction
 from seamseg.structures import PackedSequence
 from support.predictors import StandIn
 from support.sections import roi

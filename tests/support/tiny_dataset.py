@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.data.folder import DatasetFolder
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.metadata import Metadata
 
 
 def classes() -> Metadata:

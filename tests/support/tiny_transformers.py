@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import seamseg
-from seamseg.formats.cityscapes.labels import cityscapes_classes
+from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
 from seamseg.utils.errors import InputError
 
 SIDE = 64

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from seamseg.cli.main import main
-from seamseg.toy_city import generate_toy_things
-from seamseg.toy_city.labels import NAMES, THINGS
-from seamseg.toy_city.things import cut_out
+from seamseg.maps.toy_city import generate_toy_things
+from seamseg.maps.toy_city.labels import NAMES, THINGS
+from seamseg.maps.toy_city.things import cut_out
 from seamseg.utils.errors import InputError
 
 

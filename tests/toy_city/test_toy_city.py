@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.toy_city import generate_toy_city, labels, render_scene
-from seamseg.toy_city.canvas import Camera
-from seamseg.toy_city.layout import SceneObject, painting_order
-from seamseg.toy_city.scene import TINY_FRACTION
-from seamseg.toy_city.vehicles import Pose
+from seamseg.maps.toy_city import generate_toy_city, labels, render_scene
+from seamseg.maps.toy_city.canvas import Camera
+from seamseg.maps.toy_city.layout import SceneObject, painting_order
+from seamseg.maps.toy_city.scene import TINY_FRACTION
+from seamseg.maps.toy_city.vehicles import Pose
 from seamseg.utils.errors import InputError
 
 SIZE = (128, 256)

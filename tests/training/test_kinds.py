@@ -13,10 +13,10 @@ from support.predictors import StandIn
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import config_from_string, load_config
-from seamseg.formats.metadata import read_metadata, write_metadata
-from seamseg.predictions import Prediction
+from seamseg.maps.formats.metadata import read_metadata, write_metadata
+from seamseg.maps.metrics_file import read_metrics
+from seamseg.maps.predictions import Prediction
 from seamseg.training.logging.images import SampleRenderer
-from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError

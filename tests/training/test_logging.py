@@ -14,11 +14,11 @@ from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.formats.metadata import Metadata
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.metrics_file import MetricsFile, read_metrics
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import remaining
-from seamseg.training.logging.metrics import MetricsFile, read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
 from seamseg.training.losses import LossMeans
 from seamseg.training.options import TrainerOptions

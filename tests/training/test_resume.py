@@ -21,8 +21,8 @@ from support.processes import launch
 from torch.multiprocessing import ProcessExitedException
 
 from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.maps.metrics_file import read_metrics
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
-from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.preemption import Preempted
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer

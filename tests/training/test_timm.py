@@ -15,8 +15,8 @@ import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.main import main
 from seamseg.components import BodyContext
+from seamseg.contrib.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.ops.norm import InPlaceABN
-from seamseg.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.utils.distributed import distributed
 
 KEYS = (
@@ -34,7 +34,7 @@ def timm_config(folder: Path, body: str) -> Path:
     path = write_config(folder / "timm.ini")
     lines = [line for line in path.read_text().splitlines() if not line.startswith("out_channels = {")]
     text = "\n".join(lines).replace("body = resnet18", f"body = timm:{body}")
-    path.write_text(text.replace("[general]", "[general]\ncomponents = seamseg.recipes.timm"))
+    path.write_text(text.replace("[general]", "[general]\ncomponents = seamseg.contrib.recipes.timm"))
     return path
 
 

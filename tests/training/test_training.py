@@ -12,10 +12,10 @@ from support.small_snapshots import save_snapshot
 
 from seamseg.checkpoints.snapshot import Snapshot, load_snapshot
 from seamseg.config.kinds import KINDS
-from seamseg.evaluation.metric import Selection
-from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.maps.evaluation.metric import Selection
+from seamseg.maps.formats.metadata import read_metadata, write_metadata
+from seamseg.maps.metrics_file import read_metrics
 from seamseg.training.checkpointing.checkpoint import TrainingProgress
-from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.errors import InputError

@@ -19,8 +19,8 @@ from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.predictions import Prediction
-from seamseg.training.logging.metrics import read_metrics
+from seamseg.maps.metrics_file import read_metrics
+from seamseg.maps.predictions import Prediction
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, distributed

@@ -13,10 +13,10 @@ from filelock import FileLock
 from PIL import Image
 from support.bombs import lossless_webp, refusals
 
-from seamseg.data import images
-from seamseg.data.images import open_image, open_mask, open_object_mask
-from seamseg.formats.metadata import Metadata
-from seamseg.prepare.pairs import number_segments
+from seamseg.maps import images
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.images import open_image, open_mask, open_object_mask
+from seamseg.maps.prepare.pairs import number_segments
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.image_memory import VARIABLE, keep_turn, memory_for, memory_needed, turn_of
 from seamseg.utils.limits import inflate, open_pillow
@@ -186,7 +186,7 @@ def test_inflated_data_are_held_once():
 
 
 SETUP = """
-from seamseg.data.images import open_image, pixels_of
+from seamseg.maps.images import open_image, pixels_of
 from seamseg.utils.process_settings import apply
 apply()
 """

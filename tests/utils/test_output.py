@@ -13,7 +13,7 @@ import pytest
 
 import seamseg
 from seamseg.cli.main import main
-from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.maps.formats.metadata import read_metadata, write_metadata
 from seamseg.training.logging.logs import TextLog
 from seamseg.utils.errors import printable
 from seamseg.utils.output import echo, quiet_logs, warn, without_message

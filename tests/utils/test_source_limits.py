@@ -22,17 +22,17 @@ from support.png_streams import rgb_png
 
 import seamseg
 from seamseg.config.loader import load_config
-from seamseg.data.images import PHOTO_ENDINGS, image_size, open_image, open_mask
-from seamseg.formats.cityscapes.labels import read_map
-from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.formats.id_png import read_id_png
-from seamseg.prepare.archives import ArchiveMember, SourceTree
-from seamseg.prepare.class_file import read_class_list
-from seamseg.prepare.coco_instances import decode_segmentation
-from seamseg.prepare.merge import read_rules
-from seamseg.prepare.panoptic import load_json
-from seamseg.prepare.vistas import read_labels
-from seamseg.prepare.writer import SourceFrame
+from seamseg.maps.formats.cityscapes.labels import read_map
+from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
+from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_image, open_mask
+from seamseg.maps.prepare.archives import ArchiveMember, SourceTree
+from seamseg.maps.prepare.class_file import read_class_list
+from seamseg.maps.prepare.coco_instances import decode_segmentation
+from seamseg.maps.prepare.merge import read_rules
+from seamseg.maps.prepare.panoptic import load_json
+from seamseg.maps.prepare.vistas import read_labels
+from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import LimitedTarInfo, parse_json, read_limited
@@ -61,10 +61,10 @@ def test_memory_of_each_refusal(tmp_path: Path) -> None:
         f"read_id_png({str(photo)!r})": "3600000000 pixels) exceeds limit",
     }
     setup = """
-from seamseg.data.images import open_image
-from seamseg.prepare.archives import SourceTree, read_file
-from seamseg.prepare.panoptic import load_json
-from seamseg.formats.id_png import read_id_png
+from seamseg.maps.images import open_image
+from seamseg.maps.prepare.archives import SourceTree, read_file
+from seamseg.maps.prepare.panoptic import load_json
+from seamseg.maps.formats.id_png import read_id_png
 """
     for (call, expected), (message, growth) in zip(cases.items(), refusals(setup, "load_json(Path('x'))", list(cases))):
         assert expected in message, (call, message)

@@ -15,14 +15,14 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.snapshot import Snapshot
 from seamseg.config import config_to_string
-from seamseg.evaluation import evaluate_panoptic_json
-from seamseg.evaluation.record import read_evaluation
-from seamseg.formats.cityscapes.labels import cityscapes_classes
-from seamseg.formats.metadata import Metadata, metadata_header, read_metadata, write_metadata
-from seamseg.inference.foreign.class_lists import known_lists
+from seamseg.contrib.foreign.class_lists import known_lists
+from seamseg.maps.evaluation import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import read_evaluation
+from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
+from seamseg.maps.formats.metadata import Metadata, metadata_header, read_metadata, write_metadata
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.predictions import Prediction
 from seamseg.models.build import build_network
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.options import EvaluationOptions

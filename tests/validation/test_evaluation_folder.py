@@ -8,9 +8,9 @@ import pytest
 from support.micro import narrow_body
 from support.processes import launch
 
-from seamseg.evaluation import evaluate_panoptic_json
-from seamseg.evaluation.record import read_evaluation
-from seamseg.formats.coco_panoptic import read_coco_panoptic
+from seamseg.maps.evaluation import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import read_evaluation
+from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.validation.evaluate import evaluate_model
 from seamseg.validation.options import EvaluationOptions
 

@@ -18,11 +18,11 @@ from support.semantic_networks import SEMANTIC
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
-from seamseg.formats.metadata import ImageInfo, read_metadata, write_metadata
 from seamseg.inference.predictor import Predictor, build_predictor
-from seamseg.panoptic_map import VOID
-from seamseg.predictions import Prediction
-from seamseg.training.logging.metrics import read_metrics
+from seamseg.maps.formats.metadata import ImageInfo, read_metadata, write_metadata
+from seamseg.maps.metrics_file import read_metrics
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import Prediction
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seamseg.idmaps.resize import ResizedIds
 from seamseg.inference.results.detections import Detection
-from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
-from seamseg.visualize.detections import draw_detections
-from seamseg.visualize.overlay import overlay_image
-from seamseg.visualize.palette import text_color
+from seamseg.maps.idmaps.resize import ResizedIds
+from seamseg.maps.panoptic_map import PanopticResult, Segment
+from seamseg.maps.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
+from seamseg.maps.visualize.detections import draw_detections
+from seamseg.maps.visualize.overlay import overlay_image
+from seamseg.maps.visualize.palette import text_color
 
 DATA = Path(__file__).parents[1] / "golden"
 
@@ -73,7 +73,7 @@ def test_bands_and_maps_of_rows_give_the_same_image(shown, labels, monkeypatch):
     rows, whole = (PanopticResult(ids, result.segments) for ids in (small, small.dense()))
     wanted = draw_overlay(photo, whole, distinct_colors(2), ["road", "car"], labels)
     assert np.array_equal(draw_overlay(photo, rows, distinct_colors(2), ["road", "car"], labels), wanted)
-    monkeypatch.setattr("seamseg.visualize.overlay.BAND_BYTES", 3 * shown[1] * 7)
+    monkeypatch.setattr("seamseg.maps.visualize.overlay.BAND_BYTES", 3 * shown[1] * 7)
     for given in (rows, whole):
         drawn = overlay_image(photo, given, distinct_colors(2), ["road", "car"], labels)
         assert np.array_equal(np.asarray(drawn), wanted)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from seamseg.visualize.palette import class_colors, voc_color
+from seamseg.maps.visualize.palette import class_colors, voc_color
 
 
 def nearest(colors):

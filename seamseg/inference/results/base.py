@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import open_image, pixels_of
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
-from seamseg.panoptic_map import VOID, PanopticResult
-from seamseg.predictions import ArrayPrediction
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.images import open_image, pixels_of
+from seamseg.maps.panoptic_map import VOID, PanopticResult
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize.overlay import encode_thumbnail, figure_html
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_json
 from seamseg.utils.limits import check_sides
-from seamseg.visualize.overlay import encode_thumbnail, figure_html
 
 if TYPE_CHECKING:
     import fiftyone

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import Drawable, ImageResult, import_library
-from seamseg.predictions import ArrayPrediction
-from seamseg.visualize.overlay import short_name
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize.overlay import short_name
 
 TOP = 5
 """Classes that are shown and saved."""

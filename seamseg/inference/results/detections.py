@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from PIL import Image
 
-from seamseg.evaluation.coco_ap import encode_crop
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import (
@@ -20,9 +18,11 @@ from seamseg.inference.results.base import (
     LabelledObject,
     supervision_detections,
 )
-from seamseg.pasting import PastedDetection, paste_detections
-from seamseg.predictions import ArrayPrediction
-from seamseg.visualize.detections import draw_detections
+from seamseg.maps.evaluation.coco_ap import encode_crop
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.pasting import PastedDetection, paste_detections
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
     import supervision

@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
-from seamseg.formats.id_png import id_image
-from seamseg.formats.label_png import look_up
-from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
@@ -25,9 +21,13 @@ from seamseg.inference.results.base import (
     SourceImage,
     supervision_detections,
 )
-from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.predictions import ArrayPrediction
-from seamseg.visualize.overlay import overlay_image
+from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic
+from seamseg.maps.formats.id_png import id_image
+from seamseg.maps.formats.label_png import look_up
+from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize.overlay import overlay_image
 
 if TYPE_CHECKING:
     import supervision

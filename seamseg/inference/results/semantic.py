@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.evaluation.coco_ap import encode_crop
-from seamseg.formats.metadata import Metadata
-from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import Drawable, ImageResult
-from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
-from seamseg.predictions import ArrayPrediction
+from seamseg.maps.evaluation.coco_ap import encode_crop
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize.overlay import overlay_image
 from seamseg.utils.errors import InputError
-from seamseg.visualize.overlay import overlay_image
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seamseg.idmaps.segments import sigmoid
 from seamseg.inference.tiling.tiles import Span, Tile
-from seamseg.predictions import ArrayPrediction
+from seamseg.maps.idmaps.segments import sigmoid
+from seamseg.maps.predictions import ArrayPrediction
 
 EDGE = 4
 """A box this close to an edge of its tile, in pixels, counts as cut by it, since boxes are not exact."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from seamseg.inference.tiling.merge import TileDetections, merge_detections
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tile, Tiling, tiles_of
-from seamseg.predictions import ArrayPrediction, MapFormat, Prediction
+from seamseg.maps.predictions import ArrayPrediction, MapFormat, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 
 Forward = Callable[[np.ndarray], ArrayPrediction]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config import Config
-from seamseg.data.folder import ReadMap
+from seamseg.maps.folder import ReadMap
+from seamseg.maps.predictions import MapFormat
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.network import Terms
-from seamseg.predictions import MapFormat
 from seamseg.structures import Batch, Features
 from seamseg.utils.component_errors import named_errors
 

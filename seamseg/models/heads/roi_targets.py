@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from seamseg.config.sections import Roi
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.heads.select import nth_true, rank_samples, upload
 from seamseg.ops.boxes import crowd_fraction, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
-from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, TargetInfo
 
 BACKGROUND = -1

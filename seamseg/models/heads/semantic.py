@@ -14,12 +14,12 @@ from torch.nn import functional
 from seamseg.config import Config
 from seamseg.config.components import Component, register
 from seamseg.config.sections import Sem
+from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.network import Terms
 from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
-from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError

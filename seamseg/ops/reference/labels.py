@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.idmaps import reference
+from seamseg.maps.idmaps import reference
 
 
 def extract_boxes(id_map: Tensor, n: int) -> Tensor:

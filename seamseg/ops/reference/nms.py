@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import widened
-from .boxes import box_iou
+from seamseg.ops.reference import widened
+from seamseg.ops.reference.boxes import box_iou
 
 _BLOCK = 256
 

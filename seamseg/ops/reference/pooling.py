@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import widened
+from seamseg.ops.reference import widened
 
 _BAND = 1 << 20
 """Elements of a band of a map on the CPU."""

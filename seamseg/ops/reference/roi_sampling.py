@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import widened
+from seamseg.ops.reference import widened
 
 
 def roi_sampling(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .._library import differentiable_once
-from . import widened
+from seamseg.ops._library import differentiable_once
+from seamseg.ops.reference import widened
 
 VOID = 255
 """Class of pixels that carry no loss."""

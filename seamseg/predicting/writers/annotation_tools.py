@@ -11,13 +11,13 @@ from urllib.parse import quote
 import numpy as np
 
 from seamseg.config.components import register
-from seamseg.formats import cvat, label_studio
-from seamseg.formats.id_png import write_id_png
-from seamseg.formats.metadata import Metadata, class_infos
 from seamseg.inference.results.panoptic import Panoptic
+from seamseg.maps.formats import cvat, label_studio
+from seamseg.maps.formats.id_png import write_id_png
+from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
-from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 
@@ -48,7 +48,7 @@ class _ToolWriter(OutputFormat[Panoptic]):
 class CvatWriter(_ToolWriter):
     """The layout "Segmentation mask 1.1" of CVAT in `OUT/cvat/`.
 
-    See :mod:`seamseg.formats.cvat`.
+    See :mod:`seamseg.maps.formats.cvat`.
 
     Raises
     ------
@@ -92,8 +92,8 @@ class CvatWriter(_ToolWriter):
 class LabelStudioWriter(_ToolWriter):
     """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`.
 
-    See :mod:`seamseg.formats.label_studio`. The addresses of images are those of Label Studio's local file serving,
-    relative to the input.
+    See :mod:`seamseg.maps.formats.label_studio`. The addresses of images are those of Label Studio's local file
+    serving, relative to the input.
     """
 
     map_only = True

@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.results.base import ImageResult
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.source import Source
-from seamseg.predictions import ArrayPrediction
 
 Record = dict[str, Any]
 """What a format stores in the manifest for an image, as JSON."""

@@ -15,22 +15,22 @@ from PIL import Image
 
 from seamseg.config.components import register
 from seamseg.config.sections import key
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.semantic import SemanticMap
-from seamseg.panoptic_map import PanopticResult
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.panoptic_map import PanopticResult
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize import padded_palette
+from seamseg.maps.visualize.detections import draw_legacy
+from seamseg.maps.visualize.palette import draw_legend
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Records
-from seamseg.predictions import ArrayPrediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
-from seamseg.visualize import padded_palette
-from seamseg.visualize.detections import draw_legacy
-from seamseg.visualize.palette import draw_legend
 
 R = TypeVar("R", bound=ImageResult, contravariant=True)
 

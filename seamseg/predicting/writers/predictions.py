@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from seamseg.config.components import register
-from seamseg.formats.cityscapes.instance_files import mask_png
-from seamseg.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
-from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.label_png import instance_map, label_map, write_grey_png
-from seamseg.formats.metadata import Metadata
-from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.pasting import paste_detections
+from seamseg.maps.formats.cityscapes.instance_files import mask_png
+from seamseg.maps.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
+from seamseg.maps.formats.coco_writer import CocoPanopticWriter
+from seamseg.maps.formats.label_png import instance_map, label_map, write_grey_png
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
+from seamseg.maps.pasting import paste_detections
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
-from seamseg.predictions import ArrayPrediction
 from seamseg.utils.files import refuse_links, replacing, write_atomically
 
 COCO_JSON = "panoptic.json"

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from seamseg.config.components import register
-from seamseg.formats.metadata import Metadata
 from seamseg.inference.results.base import ImageResult
-from seamseg.panoptic_map import PanopticResult
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.panoptic_map import PanopticResult
+from seamseg.maps.predictions import ArrayPrediction, MapFormat
+from seamseg.maps.visualize.maps import encode_map
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat
-from seamseg.predictions import ArrayPrediction, MapFormat
 from seamseg.utils.files import write_atomically
-from seamseg.visualize.maps import encode_map
 
 
 @register("format", "raw")

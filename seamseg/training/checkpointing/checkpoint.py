@@ -22,8 +22,8 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config.components import Record
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
-from seamseg.evaluation.metric import Selection
-from seamseg.formats.metadata import Metadata, metadata_header
+from seamseg.maps.evaluation.metric import Selection
+from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import RunFolder

@@ -23,8 +23,8 @@ from seamseg.checkpoints.snapshot import (
     write_tensors,
 )
 from seamseg.config import Config, config_to_string
-from seamseg.formats.metadata import Metadata, write_metadata
-from seamseg.training.logging.metrics import METRICS_NAME
+from seamseg.maps.formats.metadata import Metadata, write_metadata
+from seamseg.maps.metrics_file import METRICS_NAME
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically
 

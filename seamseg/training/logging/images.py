@@ -13,18 +13,18 @@ from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.data.transforms import Normalise
-from seamseg.evaluation.segments import gt_segments_from_instances
-from seamseg.formats.metadata import Metadata
-from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detections
-from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
+from seamseg.maps.evaluation.segments import gt_segments_from_instances
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.panoptic_map import PanopticResult, Segment, class_map_result
+from seamseg.maps.visualize.detections import draw_detections
+from seamseg.maps.visualize.maps import draw_map
+from seamseg.maps.visualize.overlay import draw_boxes, draw_overlay
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.validation.validator import PanopticValidation, ValidationResult
-from seamseg.visualize.detections import draw_detections
-from seamseg.visualize.maps import draw_map
-from seamseg.visualize.overlay import draw_boxes, draw_overlay
 
 _MAX_SIDE = 640
 """Longest side of a panel in pixels, which bounds the size of event files."""

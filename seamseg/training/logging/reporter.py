@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from seamseg.evaluation.scores import Scores
+from seamseg.maps.evaluation.scores import Scores
+from seamseg.maps.metrics_file import MetricsFile
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleImages
 from seamseg.training.logging.logs import TextLog, duration, remaining, train_tag
-from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.losses import Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch

@@ -11,7 +11,7 @@ from PIL import Image
 from support.cityscapes_scenes import make_tree, save
 
 from seamseg.cli.main import main
-from seamseg.evaluation.cityscapes import evaluate_cityscapes
+from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes
 
 pytest.importorskip("cityscapesscripts")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seamseg.evaluation.cityscapes import segments_from_pairs
-from seamseg.idmaps.histogram import joint_histogram
+from seamseg.maps.evaluation.cityscapes import segments_from_pairs
+from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.utils.errors import InputError
 
 

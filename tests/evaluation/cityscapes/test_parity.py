@@ -8,9 +8,9 @@ import pytest
 from support import cityscapes_official as official
 from support.cityscapes_scenes import make_tree
 
-from seamseg.evaluation import evaluate_panoptic_json
-from seamseg.evaluation.cityscapes import evaluate_cityscapes
-from seamseg.evaluation.record import MapFiles
+from seamseg.maps.evaluation import evaluate_panoptic_json
+from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes
+from seamseg.maps.evaluation.record import MapFiles
 
 pytest.importorskip("cityscapesscripts")
 

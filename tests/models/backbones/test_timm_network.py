@@ -20,9 +20,9 @@ from torch.testing import assert_close
 from seamseg.checkpoints.pretrained import load_body_weights, normalisation_problem
 from seamseg.components import BodyContext
 from seamseg.config import Config, config_from_string
+from seamseg.contrib.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.models.build import build_network
 from seamseg.ops.norm import InPlaceABN
-from seamseg.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -40,7 +40,7 @@ PLAIN = "test_vit"
 def config(body: str, *overrides: str) -> Config:
     """The configuration of the micro network with another body."""
     text = "\n".join(line for line in CONFIG.format(norm="bn").splitlines() if not line.startswith("out_channels = {"))
-    text = text.replace("resnet18", body).replace("[general]", "[general]\ncomponents = seamseg.recipes.timm")
+    text = text.replace("resnet18", body).replace("[general]", "[general]\ncomponents = seamseg.contrib.recipes.timm")
     return config_from_string(text, overrides=overrides)
 
 

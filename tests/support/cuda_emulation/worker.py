@@ -1,7 +1,7 @@
 """Serves calls of the operators in a process of its own, which they may end. Started by `emulator.Worker`.
 
-Arguments are paths of libraries to load, built with sanitizers: the first is that of `seamseg.idmaps`, the others hold
-the C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
+Arguments are paths of libraries to load, built with sanitizers: the first is that of `seamseg.maps.idmaps`, the others
+hold the C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
 SEAMSEG_PLAIN_OPS). Without any, all are as they are installed. Requests and answers are pickled, each after its length.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import seamseg.ops
-from seamseg.idmaps import library as maps
+from seamseg.maps.idmaps import library as maps
 
 SPARE_BYTES = 4 << 30
 

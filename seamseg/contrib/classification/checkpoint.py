@@ -1,0 +1,211 @@
+"""Checkpoints of classifiers in the layout of the original.
+
+A file holds `epoch` (finished epochs), `arch`, `state_dict` with the prefix `module.`, `best_prec1` in percent and
+`optimizer`; ours also `seamseg`, with everything that a bit-exact resume needs. Files of either project load in the
+other one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seamseg.checkpoints.bundle import load_built, read_statement
+from seamseg.checkpoints.hub import is_hub_uri
+from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
+from seamseg.checkpoints.model_path import local_model, weights_at
+from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
+from seamseg.checkpoints.snapshot import Snapshot, load_tensors
+from seamseg.config.experiments import packaged_classifier
+from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.contrib.classification.network import Classifier, build_classifier
+from seamseg.training.checkpointing.run_folder import RunFolder
+from seamseg.utils.distributed import choose_device
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, parse_json
+
+CLASSIFICATION = "classification"
+"""Kind of a classifier, beside those of :data:`seamseg.config.kinds.KINDS`."""
+CHECKPOINT_NAME = "checkpoint.pth.tar"
+BEST_NAME = "model_best.pth.tar"
+
+_BODY = "body"
+_PREFIX = "module."
+_OURS = "seamseg"
+_FC = "classifier.fc.weight"
+
+
+def checkpoint_folder(config: ClassifierConfig, path: Path) -> RunFolder:
+    """Return the run folder of a training, with names and layout of the checkpoints."""
+    return RunFolder(
+        path,
+        CHECKPOINT_NAME,
+        BEST_NAME,
+        content=partial(checkpoint_content, config=config),
+        parse=partial(parse_checkpoint, config=config),
+    )
+
+
+def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str, Any]:
+    """Return what the file of a snapshot of a classifier holds."""
+    state = dict(snapshot.state_dict)
+    weights, optimizer = state.pop(_BODY), state.pop("optimizer")
+    progress = snapshot.training_meta
+    return {
+        "epoch": progress["epoch"] + 1,
+        "arch": config.network.arch,
+        "state_dict": {_PREFIX + key: value for key, value in weights.items()},
+        "best_prec1": 100 * progress["best_score"],
+        "optimizer": optimizer,
+        _OURS: {
+            "config": json.dumps(config.to_json()),
+            "training_meta": progress,
+            "metadata": snapshot.metadata,
+            "resume": snapshot.resume,
+            "state": state,
+        },
+    }
+
+
+def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snapshot:
+    """Return the snapshot that a file of this project or of the original holds, without steps in the latter.
+
+    InputError if it is no checkpoint, or has another architecture or another number of classes.
+    """
+    weights = checkpoint_weights(content, name)
+    if (arch := content.get("arch")) is not None and arch != config.network.arch:
+        raise InputError(
+            f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {config.network.arch}"
+        )
+    fc = weights.get(_FC)
+    if isinstance(fc, Tensor) and fc.dim() == 2 and fc.shape[0] != config.network.classes:
+        raise InputError(
+            f"{name}: has {fc.shape[0]} classes, but {config.source} has network.classes = {config.network.classes}"
+        )
+    ours = content.get(_OURS)
+    state: dict[str, Any] = {_BODY: weights}
+    if "optimizer" in content:
+        state["optimizer"] = content["optimizer"]
+    if not isinstance(ours, Mapping):
+        return Snapshot("", state, _progress(content, name))
+    parts = {key: ours.get(key) for key in ("training_meta", "metadata", "resume", "state")}
+    if not all(value is None or isinstance(value, Mapping) for value in parts.values()):
+        raise InputError(f"{name}: its {_OURS!r}, the state of the training, is damaged")
+    state.update(parts["state"] or {})
+    average = state.get("ema", {})
+    if not isinstance(average, Mapping) or not isinstance(average.get(_BODY, {}), Mapping):
+        raise InputError(f"{name}: its moving average of the weights is damaged")
+    return Snapshot(
+        config=str(ours.get("config") or ""),
+        state_dict=state,
+        training_meta=dict(parts["training_meta"] or {}),
+        metadata=parts["metadata"] and dict(parts["metadata"]),
+        resume=parts["resume"] and dict(parts["resume"]),
+    )
+
+
+def checkpoint_weights(content: Any, name: str, averaged: bool = False) -> dict[str, Any]:
+    """Return the weights that a file holds without the prefix `module.`; `name` is the file's, for errors.
+
+    With `averaged`, return the moving average if the file has one.
+    """
+    state = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
+        raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
+    average: Any = content if averaged else None
+    for key in (_OURS, "state", "ema", _BODY):
+        average = average.get(key) if isinstance(average, Mapping) else None
+    return dict(average) if isinstance(average, Mapping) else without_prefix(state)
+
+
+def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the progress that a file of the original states, in epochs; empty if it holds weights only."""
+    if "epoch" not in content:
+        return {}
+    try:
+        done, best = int(content["epoch"]), float(content.get("best_prec1") or 0) / 100
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InputError(f"{name}: its epoch or best_prec1 is not a number") from None
+    if done < 0:
+        raise InputError(f"{name}: its epoch is {done}, a number of finished epochs is at least 0")
+    return {"epoch": done - 1, "global_step": None, "last_score": best, "best_score": best}
+
+
+def load_checkpoint(
+    path: str | Path, config: ClassifierConfig, channels_last: bool = False
+) -> tuple[Classifier, list[str]]:
+    """Build the network of a configuration and load a checkpoint, or its moving average if it has one.
+
+    `path` may be `hf://user/repo`. Return the network, and the names of its classes; none if the file does not state
+    them, as those of the original. InputError if it is missing, damaged, contains code, or does not fit the network.
+    """
+    path = weights_at(path)
+    snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
+    if snapshot.resume is None:
+        published_name(path)  # refuses files that no network can use
+
+    def build() -> Classifier:
+        net = Classifier(build_classifier(config), channels_last)
+        if "blocks" not in config.network.params:
+            check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
+        return net
+
+    net, _ = load_built(build, snapshot, str(path))
+    names = (snapshot.metadata or {}).get("categories")
+    return net, list(names) if isinstance(names, list) else []
+
+
+def classifier_config(path: Path, config: str | Path | None = None) -> Path | str | None:
+    """Return the configuration of the classifier at `path`; None if the model is a network of another kind.
+
+    Parameters
+    ----------
+    path : path of a model
+    config : configuration given for it, if any
+    """
+    if config is not None:
+        name = str(config)
+        return name if name.endswith(".json") or packaged_classifier(name) is not None else None
+    folder = path.parent if path.suffix == WEIGHTS_ENDING else path
+    found, stated = folder / CLASSIFIER_CONFIG_NAME, folder / CLASSES_NAME
+    if not found.is_file():
+        return None
+    # the files of an earlier model may be left in a repository
+    return found if not stated.is_file() or read_statement(stated).get("kind") == CLASSIFICATION else None
+
+
+def class_names(path: Path, config: ClassifierConfig) -> list[str]:
+    """Return the names of the classes of the classifier at `path`: of its list in the folder, else their numbers.
+
+    Raises
+    ------
+    InputError
+        if the list is not one of as many names
+    """
+    listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
+    if not listed.is_file():
+        return [str(number) for number in range(config.network.classes)]
+    try:
+        names = parse_json(read_bytes(listed, "list of classes", CONFIG_BYTES))
+    except ValueError as error:
+        raise InputError(f"{listed}: not JSON, or a truncated one ({error})") from None
+    if not isinstance(names, list) or len(names) != config.network.classes:
+        raise InputError(f"{listed}: not a list of {config.network.classes} names, the classes of the network")
+    return [str(name) for name in names]
+
+
+def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:
+    """Load a classifier in evaluation mode; see :func:`seamseg.classifier`."""
+    chosen = choose_device(str(device))
+    if is_hub_uri(config) or Path(config).is_dir():
+        folder = local_model(config)
+        config, checkpoint = folder / CLASSIFIER_CONFIG_NAME, folder if checkpoint is None else checkpoint
+    options = load_classifier_config(config)
+    body = build_classifier(options) if checkpoint is None else load_checkpoint(checkpoint, options)[0].body
+    return body.to(chosen).eval()

@@ -1,0 +1,218 @@
+"""Images in class folders (`DATA/train/<class>/*`, `DATA/val/<class>/*`), and batches of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from seamseg.contrib.classification.config import ClassifierConfig
+from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, shard
+from seamseg.data.workers import begin_worker
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.images import image_files, open_image
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import is_hidden
+from seamseg.utils.parallel import available_cores
+
+TRAIN, VAL = "train", "val"
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images with their classes.
+
+    Attributes
+    ----------
+    images : `N x 3 x H x W` float32, normalised; in a test with several crops `N x crops x 3 x H x W`
+    labels : `N` int64
+    ids : file names
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: list[str]
+
+    @property
+    def unreadable(self) -> tuple[()]:
+        """None: an image that cannot be read is an error."""
+        return ()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
+        """Copy the tensors to a device."""
+        images, labels = (t.to(device, non_blocking=non_blocking) for t in self.tensors())
+        return replace(self, images=images, labels=labels)
+
+    def pin_memory(self) -> ImageBatch:
+        """Copy the tensors to page-locked memory; DataLoader calls this."""
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the images and the labels."""
+        yield from (self.images, self.labels)
+
+
+class ClassFolders(Dataset[tuple[Tensor, int, str]]):
+    """The images of a split, from one folder for each class.
+
+    The random numbers of an image depend on `seed`, the epoch and the image alone.
+
+    Parameters
+    ----------
+    root : data folder
+    split : its sub-folder, `train` or `val`
+    transform : function that makes a tensor of an RGB image; may use `random` and torch's global generator
+    seed : seed of the transform
+    upright : apply the EXIF orientation of the images, as prediction does and the original does not
+
+    Attributes
+    ----------
+    classes : names in the order of their numbers, sorted
+    samples : path and class of each image; hidden files and folders are ignored
+    reading : one number in shared memory, see :mod:`seamseg.data.workers`
+
+    Raises
+    ------
+    InputError
+        if the folder has no class folders, or one without images
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: str,
+        transform: Callable[[Image.Image], Tensor],
+        seed: int = 0,
+        upright: bool = False,
+    ) -> None:
+        folder = Path(root) / split
+        self.classes = class_names(root, split)
+        found = [image_files(folder / name) for name in self.classes]
+        empty = [name for name, files in zip(self.classes, found) if not files]
+        if empty:
+            shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+            raise InputError(f"{folder}: {len(empty)} of {len(self.classes)} class folders hold no images: {shown}")
+        self.folder = folder
+        self.samples = [(str(file), number) for number, files in enumerate(found) for file in files]
+        self.transform = transform
+        self.seed = seed
+        self.upright = upright
+        self.reading: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The classes, all of them things."""
+        count = len(self.classes)
+        return Metadata(0, count, self.classes, [(0, 0, 0)] * count, list(range(count)))
+
+    def file_name(self, index: int) -> str:
+        """Return the path of an image."""
+        return self.samples[index][0]
+
+    def __getitem__(self, key: int | SampleIndex) -> tuple[Tensor, int, str]:
+        """Return the transformed image, its class and its name.
+
+        Raises
+        ------
+        InputError
+            if the image cannot be read, or is too small for the crops
+        """
+        epoch, index = key[:2] if isinstance(key, tuple) else (0, key)
+        path, label = self.samples[index]
+        if self.reading is not None:
+            self.reading[0] = index
+        image = open_image(path, upright=self.upright)
+        with _seeded(f"{self.seed}/{epoch}/{index}"):
+            try:
+                item = self.transform(image)
+            except ValueError as error:
+                raise InputError(f"{path}: {image.width} x {image.height} pixels: {error}") from None
+        if self.reading is not None:
+            self.reading[0] = -1
+        return item, label, str(Path(path).relative_to(self.folder))
+
+    def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:
+        """Raise InputError unless the network and another split have these classes."""
+        if others is not None and self.classes != list(others):
+            differing = sorted(set(self.classes) ^ set(others))
+            shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+            raise InputError(f"{self.folder.parent}: {TRAIN} and {VAL} have other class folders: {shown}")
+        if len(self.classes) != config.network.classes:
+            raise InputError(
+                f"{self.folder}: has {len(self.classes)} class folders, but {config.source} has network.classes = "
+                f"{config.network.classes}; `overrides=network.classes={len(self.classes)}` fits them"
+            )
+
+
+def class_names(root: str | Path, split: str) -> list[str]:
+    """Return the names of the class folders of a split, sorted; InputError if there are none."""
+    folder = Path(root) / split
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
+    if not names:
+        raise InputError(f"{folder}: has no class folders; put the images of each class into a folder")
+    return names
+
+
+@contextmanager
+def _seeded(text: str) -> Iterator[None]:
+    """Seed the global generators of Python and torch (of the CPU) inside a `with` block."""
+    # not torch.manual_seed, which also seeds the GPUs
+    generator = torch.default_generator
+    states = random.getstate(), generator.get_state()
+    value = random.Random(text).getrandbits(63)
+    random.seed(value)
+    generator.manual_seed(value)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        generator.set_state(states[1])
+
+
+def collate_images(items: Sequence[tuple[Tensor, int, str]]) -> ImageBatch:
+    """Collate items of :class:`ClassFolders`, as a DataLoader's `collate_fn`."""
+    images, labels, ids = zip(*items)
+    return ImageBatch(torch.stack(images), torch.tensor(labels), list(ids))
+
+
+def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: World) -> BatchLoader:
+    """Return the loader of the training batches of this process, shuffled in each epoch."""
+    training = config.training
+    # all images have the size of the crop, so that the aspect ratios do not matter
+    sizes = [(1, 1)] * len(dataset)
+    sampler = DistributedARBatchSampler(
+        sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
+    )
+    return train_loader(dataset, sampler, LoaderOptions.of(training, training.seed, world), collate_images)
+
+
+def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:
+    """Return the loader of the images of this process, which no other process reads."""
+    sampler = shard(len(dataset), world.size, world.rank)
+    return BatchLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        collate_fn=collate_images,
+        num_workers=min(num_workers, available_cores(), len(sampler)),
+        pin_memory=world.device.type == "cuda",
+        worker_init_fn=begin_worker,
+    )

@@ -1,0 +1,145 @@
+"""The network of a configuration: how it is built, initialised, trained and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.contrib.classification.config import ClassifierConfig, NetworkConfig
+from seamseg.contrib.classification.data import ImageBatch
+from seamseg.models.backbones import build_backbone, norm_factory
+from seamseg.models.network import Losses
+from seamseg.ops.norm import ABN
+from seamseg.utils.errors import InputError
+
+TOP = (1, 5)
+"""An image counts as correct if its class is among the 1, or the 5, of highest score."""
+
+
+class Classifier(nn.Module):
+    """A backbone with a classifier, as a network of one part.
+
+    Parameters
+    ----------
+    body : maps images to logits
+    channels_last : run it in channels-last memory format
+    """
+
+    def __init__(self, body: nn.Module, channels_last: bool = False) -> None:
+        super().__init__()
+        self.format = torch.channels_last if channels_last else torch.contiguous_format
+        self.body = body.to(memory_format=self.format)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map normalised images `N x 3 x H x W` to logits `N x classes`."""
+        logits: Tensor = self.body(images.contiguous(memory_format=self.format))
+        return logits
+
+
+class ClassifierLoss(nn.Module):
+    """The network and its loss as one module, which DistributedDataParallel wraps.
+
+    Parameters
+    ----------
+    net : the network
+    """
+
+    def __init__(self, net: Classifier) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: ImageBatch) -> Losses:
+        """Compute the cross entropy of a batch as `loss`, and the metrics `top1` and `top5` in percent."""
+        logits = self.net(batch.images).float()
+        loss = functional.cross_entropy(logits, batch.labels)
+        hits = correct(logits.detach(), batch.labels)
+        metrics = {f"top{k}": 100 * hit.float().mean() for k, hit in zip(TOP, hits)}
+        count = torch.full((), batch.labels.shape[0], dtype=torch.float64, device=logits.device)
+        return Losses({"loss": loss}, {"loss": count}, metrics)
+
+
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return whether the class of each image is among the k of highest score.
+
+    Parameters
+    ----------
+    logits : `N x classes`; with fewer than k classes every image is correct
+    labels : `N`
+
+    Returns
+    -------
+    bool, a row for each k of :data:`TOP`: `2 x N`
+    """
+    best = logits.topk(min(max(TOP), logits.shape[1])).indices
+    found = best == labels[:, None]
+    return torch.stack([found[:, :k].any(1) for k in TOP])
+
+
+def build_classifier(config: ClassifierConfig) -> nn.Module:
+    """Build the network of a configuration, with random weights, in training mode.
+
+    It maps images `N x 3 x H x W` to logits `N x classes`. InputError if there is no such architecture, or it does not
+    have a parameter.
+    """
+    network = config.network
+    try:
+        norm = norm_factory(network.bn_mode, network.activation, network.activation_param)
+        net = build_backbone(network.arch, norm, classes=network.classes, keep_outputs=False, **network_params(network))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{config.source}: network: {error}") from None
+    initialise(net, network)
+    return net
+
+
+def network_params(network: NetworkConfig) -> dict[str, Any]:
+    """Return the arguments of the architecture.
+
+    As in the original, a WiderResNet takes neither `dilation` nor `input_3x3`; the A2 form takes `dilation`.
+    """
+    params = dict(network.params)
+    if not network.arch.startswith("wider"):
+        params.setdefault("dilation", network.dilation)
+        if network.input_3x3:
+            params.setdefault("input_3x3", True)
+    elif network.arch.endswith("_a2") and network.dilation != 1:
+        params.setdefault("dilation", network.dilation)
+    return params
+
+
+@torch.no_grad()
+def initialise(net: nn.Module, network: NetworkConfig) -> None:
+    """Initialise the weights of a network as the original does.
+
+    Convolutions by `weight_init`, with the gain of the activation (relu, also for elu) times
+    `weight_gain_multiplier`, which `kaiming_*` does not use; the classifier by Xavier's uniform distribution with gain
+    0.1; norms with weight 1; all biases 0.
+    """
+    fill = _initialiser(network)
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            fill(module.weight)
+        elif isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight, 0.1)
+        elif isinstance(module, ABN):
+            module.reset_parameters()
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _initialiser(network: NetworkConfig) -> Callable[[Tensor], Any]:
+    function = getattr(nn.init, f"{network.weight_init}_")
+    rectified = network.activation in ("relu", "elu")
+    if network.weight_init.startswith("kaiming"):
+        return partial(function, a=0.0 if rectified else network.activation_param)
+    if rectified:
+        gain = nn.init.calculate_gain("relu")
+    elif network.activation == "leaky_relu":
+        gain = nn.init.calculate_gain("leaky_relu", network.activation_param)
+    else:
+        gain = 1.0
+    return partial(function, gain=gain * network.weight_gain_multiplier)

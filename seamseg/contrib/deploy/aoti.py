@@ -1,0 +1,109 @@
+"""AOTInductor packages: a network compiled to machine code in one `.pt2` file, for Python and for C++.
+
+The operators of this package stay in the compiled code as calls: a program loads their library, `seamseg/_C*.so`, which
+needs no Python. The package itself is a program, too: whoever loads it runs what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seamseg.config import config_from_string
+from seamseg.contrib.deploy.network import ExportNet, failures_in_one_line, trace
+from seamseg.contrib.exported.package import ONEDNN_BF16, cpu_features, requirements
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.utils.compiler import compiler_problem
+from seamseg.utils.errors import SeamsegError
+from seamseg.utils.parallel import available_cores
+
+_MARCH = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+"""What every CPU with a capability of torch has; left alone, the compiler uses all that this CPU has.
+
+Inductor allows further instruction sets, such as VNNI and AMX; the kernels of oneDNN are chosen when they run."""
+
+
+def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
+    """Compile a network for its device and write it, which takes minutes; nothing is left if the compiler fails.
+
+    `size` is `(height, width)` of the example that is compiled: that of the metadata, or any that is allowed.
+    """
+    device = next(net.parameters()).device
+    problem = compiler_problem(device)
+    if problem is not None:
+        raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
+    needed = requirements(device.type, _used_features(metadata.precision))
+    extra = {**metadata.extra, "outputs": list(net.output_names), **needed}
+    stated = replace(metadata, extra=extra)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # beside the target, so that renaming is atomic
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        made = Path(folder, "network.pt2")
+        problem = f"{target}: AOTInductor cannot compile this network"
+        with failures_in_one_line(problem, net, metadata.size is None):
+            compile_program(trace(net, size, metadata.multiple, metadata.sides), made, stated)
+        os.replace(made, target)
+
+
+def _march() -> str | None:
+    """Return the architecture that the compiler is told; None if it is that of this CPU with all it has."""
+    march = _MARCH.get(torch.backends.cpu.get_cpu_capability())
+    return march if hasattr(torch._inductor.config.cpp, "march") else None
+
+
+def _used_features(precision: str) -> list[str]:
+    """Return the instruction sets that the code of a package may contain, beside those of its architecture."""
+    here = cpu_features()
+    if _march() is None:
+        features = here - {ONEDNN_BF16}
+    else:
+        flags = torch._inductor.cpu_vec_isa.pick_vec_isa().build_arch_flags()
+        features = set(re.findall(r"-m(?!arch)([\w-]+)(?!\S)", flags))
+    return sorted(features | ({ONEDNN_BF16} & here if precision == "bf16" else set()))
+
+
+def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
+    """Return the metadata of a package: all as JSON, and for C++ programs those of a panoptic network in plain text.
+
+    Single values are decimal numbers or words, empty if there is none; `categories` has a line for each class.
+    """
+    entries = {METADATA_KEY: metadata.to_json()}
+    if metadata.kind != "panoptic":
+        return entries
+    height, width = metadata.size or ("", "")
+    free = ("", "", "") if metadata.sides is None else (*metadata.sides, metadata.multiple)
+    sizes = config_from_string(metadata.config, exported=True).dataloader
+    plain = {
+        "part": metadata.part,
+        "height": height,
+        "width": width,
+        **dict(zip(("smallest_side", "largest_side", "multiple"), free)),
+        "num_stuff": metadata.metadata.num_stuff,
+        "categories": "\n".join(name.replace("\n", " ") for name in metadata.metadata.categories),
+        **{name: getattr(sizes, name) or "" for name in ("shortest_size", "longest_size", "longest_max_size")},
+        **metadata.thresholds,
+    }
+    return entries | {f"{METADATA_KEY}.{name}": str(value) for name, value in plain.items()}
+
+
+def compile_program(program: torch.export.ExportedProgram, target: Path, metadata: ExportedMetadata) -> None:
+    """Compile an exported program into a package with metadata."""
+    settings: dict[str, Any] = {
+        # weights become constants that oneDNN packs once
+        "freezing": True,
+        # as many threads as the program has, not as many as the compiler had
+        "cpp.dynamic_threads": True,
+        "cpp.threads": max(available_cores(), 2),
+        "aot_inductor.metadata": package_metadata(metadata),
+    }
+    if (march := _march()) is not None:
+        settings["cpp.march"] = march
+    # gradients switched off: freezing is skipped otherwise
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs=settings)

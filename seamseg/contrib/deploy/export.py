@@ -1,0 +1,329 @@
+"""Export of a trained model to a file for another engine, and its comparison (docs/how-to/deploy.md)."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from seamseg.checkpoints.foreign import is_foreign
+from seamseg.checkpoints.model_path import local_model
+from seamseg.config import config_from_string
+from seamseg.contrib.deploy.compare import Agreement, compare
+from seamseg.contrib.deploy.network import ExportNet, example_inputs
+from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.contrib.deploy.source import ExportSource, check_foreign, open_source
+from seamseg.contrib.exported.onnx_engines import open_onnx
+from seamseg.contrib.exported.package import PackageSession
+from seamseg.inference.images import as_image, network_input
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.models.backbones.base import Backbone
+from seamseg.models.quantised import is_quantised
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, OutOfMemory, require_packages
+from seamseg.utils.files import refuse_existing
+from seamseg.utils.limits import format_bytes
+from seamseg.utils.output import echo
+from seamseg.utils.progress import counter, elapsed, is_quiet, progress
+from seamseg.utils.synthetic_image import write_synthetic_image
+from seamseg.validation.evaluate import check_same_classes
+
+Session = Any
+"""An opened file: :class:`seamseg.contrib.exported.onnx_engines.OnnxSession` or `PackageSession`."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of exported files: what it needs, what it can hold, and how files are opened."""
+
+    name: str
+    packages: tuple[str, ...]
+    precisions: tuple[str, ...]
+    largest_side: int
+    standard_ops: bool
+    open: Callable[[Path], Session]
+
+
+FORMATS = {
+    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), MAX_SIDE, True, open_onnx),
+    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), MAX_EXAMPLE_SIDE, False, PackageSession),
+}
+"""By the ending of the file."""
+
+_ROUNDS = 5
+
+_LEAST_WHOLE = 64
+"""Smallest side of a network as a whole, whose strides are not known: a map of one cell would be taken for fixed."""
+
+
+@dataclass(frozen=True, repr=False)
+class ExportReport:
+    """What was written, and how it compares with the network.
+
+    Attributes
+    ----------
+    path, nbytes, format : path, size in bytes and format of the file
+    metadata : what the file says of itself
+    seconds, eager_seconds : median time per image, of the file and of the network
+    differences : differences by name of the image
+    """
+
+    path: Path
+    nbytes: int
+    format: str
+    metadata: ExportedMetadata
+    seconds: float
+    eager_seconds: float
+    differences: Mapping[str, Agreement] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the rows of a table, names and texts."""
+        made = self.metadata
+        shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
+        return [
+            ("file", f"{self.path}, {self.format}, {format_bytes(self.nbytes)}"),
+            ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
+            ("time per image", f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms"),
+            *((name, str(differences)) for name, differences in self.differences.items()),
+        ]
+
+    def __repr__(self) -> str:
+        return format_rows(self.rows())
+
+
+def format_rows(rows: Sequence[tuple[str, str]]) -> str:
+    """Format rows as a table of two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def export_model(options: ExportOptions) -> ExportReport:
+    """Export a trained model, and compare the file with the network.
+
+    Raises
+    ------
+    InputError
+        if the ending is unknown, the file exists, a package is missing, an option does not fit the model, or the model
+        is broken
+    SeamsegError
+        if the file cannot be written; OutOfMemory if the memory does not suffice
+    """
+    model, path = options.model, Path(options.out)
+    chosen = check_target(path, options)
+    found = local_model(model)
+    if is_foreign(found):
+        check_foreign(found, options)
+    _say(f"reading {model}")
+    source = open_source(found, options)
+    if source.metadata.of_queries:
+        check_foreign(found, options)
+    if is_quantised(source.net):
+        if options.int8 is not None:
+            raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
+        if path.suffix != ".onnx":
+            raise InputError(f"{path}: {model} was trained for int8: export it to a file *.onnx")
+    try:
+        return _export(source, path, chosen, options)
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        raise OutOfMemory(f"{path}: not enough memory for this input: choose a smaller `size`") from error
+
+
+def check_target(path: Path, options: ExportOptions) -> Format:
+    """Return the format of a file to write; errors as of :func:`export_model`."""
+    chosen = FORMATS.get(path.suffix)
+    if chosen is None:
+        raise InputError(f"{path}: its ending decides the format: {' or '.join(FORMATS)}")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder")
+    refuse_existing(path, options.force)
+    if options.precision not in chosen.precisions:
+        known = ", ".join(chosen.precisions)
+        raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")
+    if options.opset is not None and path.suffix != ".onnx":
+        raise InputError(f"`opset={options.opset}`: only ONNX files have such operators, not {path.name}")
+    if options.int8 is not None and path.suffix != ".onnx":
+        raise InputError(f"`int8={options.int8}`: only ONNX files are quantised, not {path.name}")
+    if options.opset not in (None, *OPSETS):
+        raise InputError(f"`opset={options.opset}`: choose {' or '.join(map(str, OPSETS))}")
+    require_packages(*chosen.packages, what=str(path), extra="export")
+    return chosen
+
+
+def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
+    size, stated = options.size or source.size, source.metadata
+    if _is_free(source, path, options):
+        least = stated.multiple if getattr(source.net, "of_parts", True) else _LEAST_WHOLE
+        own = CLASSIFIER_SIDES if source.input_size is None else (least, chosen.largest_side)
+        metadata = replace(stated, sides=own)
+        # in an example of one cell, its side of 1 would be taken for fixed
+        most = _largest_example(metadata)
+        height, width = (min(max(side, 2 * stated.multiple), most) for side in size)
+        size = metadata.padded_size((height, width))
+    else:
+        metadata = replace(stated, size=size, multiple=1)
+    net = source.export_net(chosen.standard_ops)
+    eager = source.export_net(False) if chosen.standard_ops else net
+    # before the work: an image may be unreadable
+    compared = _compared_inputs(source, net, size, options, metadata)
+    paths = None if options.int8 is None else _calibration_images(source, options)
+    calibrating = "" if paths is None else f", running it on {len(paths)} images to choose the ranges"
+    duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
+    _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
+    images = None if paths is None else _images(source, paths, metadata, "calibrate")
+    with elapsed("export"):
+        if paths is None and not is_quantised(source.net):
+            _write(net, path, metadata, size, options.opset)
+        else:
+            metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
+    _say("comparing the file with the network")
+    session, names = chosen.open(path), list(net.output_names)
+    differences, times, report = {}, [], counter("compare")
+    for name, inputs in compared.items():
+        found = dict(zip(names, session.run(names, inputs)))
+        differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
+        for _ in range(_ROUNDS):
+            times.append(_times(eager, session, inputs))
+            report(len(times), len(compared) * _ROUNDS)
+    eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
+    return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
+
+
+def _is_free(source: ExportSource, path: Path, options: ExportOptions) -> bool:
+    """Return whether height and width are free: if asked for, and those of whole networks unless a size is given."""
+    classifier = source.input_size is None
+    windowed = next((m for m in source.net.modules() if isinstance(m, Backbone) and m.has_windows), None)
+    if not options.dynamic:
+        fixed = classifier or windowed is not None or source.metadata.of_queries
+        return options.size is None and options.part == "all" and not fixed
+    if windowed is not None:
+        raise InputError(
+            f"`dynamic=True`: {windowed.name} attends within windows, which depend on the size: choose a `size`"
+        )
+    side, multiple, (least, most) = source.size[0], source.metadata.multiple, CLASSIFIER_SIDES
+    if classifier and path.suffix == ".pt2" and (side % multiple or not least <= side <= most):
+        raise InputError(
+            f"`dynamic=True`: input.crop_val {side} is no multiple of {multiple} from {least} to {most}: "
+            "export it with a fixed size"
+        )
+    return True
+
+
+def _write(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None) -> None:
+    if target.suffix == ".onnx":
+        from seamseg.contrib.deploy.onnx import write_onnx
+
+        write_onnx(net, target, metadata, size, opset or OPSETS[0])
+    else:
+        from seamseg.contrib.deploy.aoti import write_package
+
+        write_package(net, target, metadata, size)
+
+
+def _write_int8_onnx(
+    net: ExportNet,
+    images: Iterator[np.ndarray] | None,
+    path: Path,
+    metadata: ExportedMetadata,
+    size: tuple[int, int],
+    opset: int | None,
+) -> ExportedMetadata:
+    """Write an int8 file, calibrated with images, or None of a network trained for int8; return its metadata."""
+    from seamseg.contrib.deploy.quantize import quantise_file
+
+    samples = None if images is None else map(metadata.inputs, images)
+    with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
+        plain = Path(folder, "float.onnx")
+        _write(net, plain, metadata, size, opset)
+        return quantise_file(plain, path, samples)
+
+
+def _compared_inputs(
+    source: ExportSource, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the inputs to compare on, by name: the images, or a generated image of the whole size."""
+    if source.input_size is None:
+        if options.check:
+            raise InputError("`check`: the images of a classifier are compared on noise only")
+        return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
+    with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
+        paths = {str(path): path for path in options.check}
+        if not paths:
+            paths = {"generated image": Path(folder, "generated.jpg")}
+            write_synthetic_image(Path(folder, "generated.jpg"), size)
+        images = _images(source, paths.values(), metadata)
+        return dict(zip(paths, map(metadata.inputs, images)))
+
+
+def _calibration_images(source: ExportSource, options: ExportOptions) -> list[Path]:
+    """Return the images to calibrate an int8 file with; errors as of :func:`export_model`."""
+    assert options.int8 is not None
+    if source.input_size is None:
+        raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
+    config = config_from_string(source.metadata.config, source="the model", exported=True)
+    count = 64 if options.calibrate is None else options.calibrate
+    return calibration_images(options.int8, source.metadata.metadata, config.dataloader.train_set, count)
+
+
+def calibration_images(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
+    """Return up to `count` images of a split of a dataset folder, evenly spaced; of all images without a split."""
+    if count < 1:
+        raise InputError(f"`calibrate={count}`: calibrate with at least one image")
+    folder = DatasetFolder(data)
+    check_same_classes(metadata, "the network", folder.metadata, str(data))
+    images = folder.split(split) if split is not None and split in folder.splits else folder.metadata.images
+    if not images:
+        raise InputError(f"{data}: has no images to calibrate with")
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int))
+    return [folder.image_path(images[number].id) for number in chosen]
+
+
+def _largest_example(metadata: ExportedMetadata) -> int:
+    """Return the largest side of the images that a file of free size is traced, calibrated and compared with."""
+    assert metadata.sides is not None
+    return min(MAX_EXAMPLE_SIDE, metadata.sides[1]) // metadata.multiple * metadata.multiple
+
+
+def _images(
+    source: ExportSource, paths: Iterable[str | Path], metadata: ExportedMetadata, desc: str | None = None
+) -> Iterator[np.ndarray]:
+    """Yield images at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
+    assert source.input_size is not None
+    scale = source.input_size.within(metadata.size or (_largest_example(metadata),) * 2)
+    # made with the first image, so that the time until then does not count
+    for path in paths if desc is None else progress(paths, desc=desc):
+        yield network_input(as_image(path), scale)
+
+
+@torch.inference_mode()
+def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    outputs = net(*(torch.from_numpy(value) for value in inputs.values()))
+    return {
+        name: value.float().numpy() if value.is_floating_point() else value.numpy()
+        for name, value in zip(net.output_names, outputs)
+    }
+
+
+def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """Return the seconds of the network and of the file."""
+    start = time.perf_counter()
+    _run(eager, inputs)
+    middle = time.perf_counter()
+    session.run(list(eager.output_names), dict(inputs))
+    return middle - start, time.perf_counter() - middle
+
+
+def _say(text: str) -> None:
+    if not is_quiet():
+        echo(text, file=sys.stderr, flush=True)

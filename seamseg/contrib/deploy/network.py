@@ -1,0 +1,475 @@
+"""Networks for export: one module from an image to outputs of fixed sizes, without data-dependent shapes.
+
+A module takes one padded image and its valid size, and computes what :meth:`PanopticNet.predict` and
+:meth:`SemanticNet.predict` compute for it (docs/contract.md, section 4). Images without detections are no special
+case: all outputs have as many rows as there can be detections, and `count` states how many of them exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.contrib.foreign.transformers_model import TransformersNetwork, padded_input
+from seamseg.maps.formats.exported import OUTPUTS, QUERY_OUTPUTS
+from seamseg.models.custom_network import WholeNetwork
+from seamseg.models.heads.custom import predicted_maps
+from seamseg.models.heads.select import best_scores
+from seamseg.models.network import Network
+from seamseg.models.panoptic import DenseOutputs, PanopticNet
+from seamseg.models.semantic import SemanticNet
+from seamseg.ops.boxes import decode_boxes
+from seamseg.ops.nms import nms_fixed
+from seamseg.ops.upsample import upsample_argmax
+from seamseg.structures import Features, PackedSequence
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, SeamsegError, cause
+from seamseg.utils.output import quiet_logs
+
+
+class ExportNet(nn.Module):
+    """A network for export with its normalisation: `uint8` images in, outputs of fixed sizes out.
+
+    Build it with :func:`export_net`. The order of the outputs is that of
+    :attr:`seamseg.maps.formats.exported.ExportedMetadata.outputs`.
+
+    Parameters
+    ----------
+    net : folded network in evaluation mode, see :func:`seamseg.models.folding.for_inference`; its layers are shared
+    mean, std : mean and standard deviation of the three channels, for values in 0..1
+    standard_ops : use operators that other engines have, too, where results are equal; otherwise those of this package
+    """
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], standard_ops: bool = False) -> None:
+        super().__init__()
+        self.net = net
+        self.standard_ops = standard_ops
+        self.mean: Tensor
+        self.std: Tensor
+        self.white: Tensor
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(list(values), dtype=torch.float32)[:, None, None])
+        # divided by a tensor, as in the eager path, not multiplied by the inverse
+        self.register_buffer("white", torch.tensor(255.0))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        raise NotImplementedError
+
+    def normalise(self, image: Tensor, size: Tensor) -> Tensor:
+        """Return the input of the network for an image `1 x 3 x H x W` uint8; beyond `size` (int64 `2`) it is 0."""
+        values = torch.where(valid_pixels(image, size), self.standardise(image), 0.0)
+        return values.to(next(self.net.parameters()).dtype, memory_format=torch.channels_last)
+
+    def standardise(self, image: Tensor) -> Tensor:
+        """Return the normalised values, float32, of a `uint8` image `1 x 3 x H x W`; also of its padding."""
+        return (image.float() / self.white - self.mean) / self.std
+
+
+class DetectionExport(ExportNet):
+    """Networks of kind panoptic, instance_seg and detection.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    boxes : float32 `K x 4`, `(y0, x0, y1, x1)` in pixels of the input; K is `[roi] max_predictions`
+    classes : int64 `K`, 0 = first thing
+    scores : float32 `K`
+    mask_logits : float32 `K x 28 x 28`, for kinds with masks
+    count : int64 scalar, the number of detections: rows from there on are 0
+    classmap : uint8 `H x W`, for kind panoptic
+    maps of custom heads under their names, float32 or integers, `H x W`, or `channels x H x W` of several channels
+    """
+
+    net: PanopticNet
+
+    def __init__(self, net: PanopticNet, *arguments: Any, **options: Any) -> None:
+        super().__init__(net, *arguments, **options)
+        proposals, roi = net.options.proposals.config.num_post_nms_val, net.options.selector.config
+        self.rows = min(roi.max_predictions, proposals * net.roi_head.num_things)
+        self.code_weights: Tensor
+        self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
+        for i, stride in enumerate(net.options.anchors.strides):
+            self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        masks = ("mask_logits",) * self.net.roi_head.with_masks
+        classmap = ("classmap",) * (self.net.sem_head is not None)
+        return ("boxes", "classes", "scores", *masks, "count", *classmap, *self.net.map_formats)
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        dense = self.net.dense_part()(self.normalise(image, size))
+        padded_size: Any = (image.shape[2], image.shape[3])
+        features = Features(dense.levels, padded_size, [padded_size], dense.semantic_logits)
+        limit = torch.cat((size, size)).float()
+        boxes, classes, scores, count = self.select(features, limit, *self.propose(dense, limit))
+        outputs = [boxes, classes, scores]
+        if self.net.roi_head.with_masks:
+            (masks,) = self.net.mask(features, [boxes], [classes])
+            assert masks is not None
+            exists = torch.arange(self.rows, device=boxes.device) < count
+            outputs.append(torch.where(exists[:, None, None], masks, 0.0))
+        outputs.append(count)
+        if dense.semantic_logits is not None:
+            outputs.append(upsample_argmax(dense.semantic_logits[0], padded_size, padded_size).to(torch.uint8))
+        (maps,) = predicted_maps(self.net.custom_heads, features)
+        return (*outputs, *(maps[name] for name in self.net.map_formats))
+
+    def propose(self, dense: DenseOutputs, limit: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the proposals `P x 4`, with rows of 0 at the end, and which of them exist, bool `P`.
+
+        `limit` is `(height, width, height, width)` of the valid part. The result is that of
+        :class:`seamseg.models.heads.rpn.ProposalGenerator`.
+        """
+        make, generator = self.net.options.proposals, self.net.options.anchors
+        cells = [getattr(self, f"cell{i}") for i in range(len(generator.strides))]
+        levels = zip(generator.strides, dense.shapes, cells, strict=True)
+        anchors = torch.cat([generator.level_anchors(*level) for level in levels])
+        scores, codes = dense.obj_logits[0].float(), dense.bbx_logits[0].float()
+        if not isinstance(scores.shape[0], int):
+            # of a free size, there may be fewer anchors than proposals are chosen from
+            missing = (0, 0, 0, make.config.num_pre_nms_val)
+            anchors, codes = functional.pad(anchors, missing), functional.pad(codes, missing)
+            scores = functional.pad(scores, missing[2:], value=-torch.inf)
+        clip = partial(_clip, limit=limit)
+        boxes, scores, _ = make.candidates(scores, codes, anchors, clip, make.config.num_pre_nms_val, self._best)
+        # NMS is one operator here, for other engines; in the network it treats all images of a batch at once
+        kept, _ = self._nms(boxes[None], scores[None], make.config.nms_threshold, make.config.num_post_nms_val)
+        exists = kept >= 0
+        return torch.where(exists[:, None], boxes[kept.clamp(min=0)], 0.0), exists
+
+    def select(
+        self, features: Features, limit: Tensor, proposals: Tensor, exists: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return boxes, classes, scores and number of the detections.
+
+        The result is that of :meth:`PanopticNet.detect` with a
+        :class:`seamseg.models.heads.detections.DetectionSelector`.
+        """
+        selector, rows = self.net.options.selector, self.rows
+        index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)
+        cls_logits, bbx_logits = self.net.score_boxes(features, proposals, index)
+        # class by class, without the background
+        scores = torch.softmax(cls_logits.float(), dim=1)[:, 1:].t()
+        boxes = _clip(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(0, 1)
+        # of fixed size; the network reads how many boxes are usable, as NMS of all on a GPU would take gigabytes
+        scores = torch.where(selector.usable(boxes, scores) & exists, scores, -torch.inf)
+        kept, total = self._nms(boxes, scores, selector.config.nms_threshold, rows)
+
+        # by class, unless some are left out; rows without a detection last
+        place = torch.arange(rows, device=kept.device)
+        count = total.clamp(max=rows)
+        things, proposed = scores.shape
+        key = torch.where(total > rows, 0, kept.clamp(min=0) // proposed)
+        key = torch.where(place < count, key, things)
+        kept = kept[torch.sort(key * rows + place).indices]
+        exists, kept = place < count, kept.clamp(min=0)
+        return (
+            torch.where(exists[:, None], boxes.flatten(0, 1)[kept], 0.0),
+            torch.where(exists, kept // proposed, 0),
+            torch.where(exists, scores.flatten()[kept], 0.0),
+            count,
+        )
+
+    def _best(self, scores: Tensor, count: int) -> Tensor:
+        """Return what :func:`seamseg.models.heads.select.best_scores` does."""
+        if not self.standard_ops:
+            return best_scores(scores, count)
+        # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing
+        total = scores.shape[0]
+        return torch.topk(scores, count if 0 < count < total else total).indices
+
+    def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+        """Suppress boxes `G x N x 4` within each group; those with a score of -inf do not take part.
+
+        Returns numbers in `G * N` by decreasing score, then -1, int64 `most`, and how many there are, a scalar; at most
+        `most` of each group are counted.
+        """
+        if self.standard_ops:
+            found: tuple[Tensor, Tensor] = torch.ops.seamseg_deploy.nms(boxes, scores, threshold, most)
+            return found
+        return _grouped_nms(boxes, scores, threshold, most)
+
+
+class SemanticExport(ExportNet):
+    """Networks of kind semantic.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    classmap : uint8 `H x W`
+    probability : uint8 `H x W`, 255 times the probability of the class, rounded down
+    """
+
+    net: SemanticNet
+    output_names = ("classmap", "probability")
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        logits = self.net.dense_part()(self.normalise(image, size))
+        padded_size: Any = (image.shape[2], image.shape[3])
+        classes = upsample_argmax(logits[0], padded_size, padded_size)
+        pixels = functional.interpolate(logits.float(), size=padded_size, mode="bilinear", align_corners=False)[0]
+        probability = torch.softmax(pixels, dim=0).amax(dim=0)
+        return classes.to(torch.uint8), (probability * 255).to(torch.uint8)
+
+
+class WholeExport(ExportNet):
+    """Networks as a whole: the outputs of their kind, and their maps, from `predict` of the padded image.
+
+    `classmap`, `probability`, `count`, maps and ids are as in :class:`DetectionExport` and :class:`SemanticExport`.
+    """
+
+    net: WholeNetwork
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        ids = ("ids",) * self.net.predicts_ids
+        return (*OUTPUTS[self.net.kind], *self.net.map_formats, *ids)
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        (found,) = self.net.predict(PackedSequence(self.normalise(image, size)[0]))
+        outputs: dict[str, Tensor | None] = dict(found.maps)
+        if self.net.kind == "semantic" and "probability" in outputs:
+            outputs["probability"] = (found.maps["probability"] * 255).to(torch.uint8)
+        if found.semantic is not None:
+            outputs["classmap"] = found.semantic.to(torch.uint8)
+        if self.net.kind != "semantic":
+            boxes, masks = found.boxes.float(), found.mask_logits
+            if masks is None:  # with ids
+                masks = boxes.new_zeros((boxes.shape[0], 1, 1))
+            outputs |= {"boxes": boxes, "classes": found.classes.long(), "scores": found.scores.float()}
+            outputs |= {"mask_logits": masks.float(), "count": torch.full((), boxes.shape[0], dtype=torch.int64)}
+        missing = [name for name in self.output_names if outputs.get(name) is None]
+        if missing:
+            raise SeamsegError(f"network {self.net.name}: predict() returns no {missing[0]}, which exported files have")
+        return tuple(outputs[name] for name in self.output_names)  # type: ignore[misc]
+
+
+class DenseExport(ExportNet):
+    """Pyramid, RPN outputs and semantic logits of a network, for engines without the operators of the rest.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to `level0`, ... (`1 x C x h x w`, fine to
+    coarse), `obj_logits` `1 x A`, `bbx_logits` `1 x A x 4` and, for kind panoptic, `semantic_logits`
+    `1 x classes x h x w`; for kind semantic to `semantic_logits` alone.
+    """
+
+    net: Network
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return self.net.dense_names
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        return self.net.dense_outputs(self.normalise(image, size))
+
+
+class ClassifierExport(ExportNet):
+    """Classifiers: `forward` maps `image`, normalised float32 `N x 3 x H x W`, to `logits`, float32 `N x classes`."""
+
+    output_names = ("logits",)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """Map normalised images to the logits."""
+        dtype = next(self.net.parameters()).dtype
+        return (self.net(image.to(dtype, memory_format=torch.channels_last)).float(),)
+
+
+class QueryNet(nn.Module):
+    """A network of transformers on the CPU, in float32, changed so that it can be traced.
+
+    Raises
+    ------
+    InputError
+        if its masked attention is not switched off at the end of the training, as it must be; it names the model `name`
+    """
+
+    def __init__(self, network: TransformersNetwork, name: str) -> None:
+        super().__init__()
+        net, self.family = network.net, network.family
+        self.classes = network.classes
+        net.set_attn_implementation("eager")  # type: ignore[operator]
+        if self.family.mask_annealing_buffer:
+            # the tracer follows no branch that depends on a tensor
+            buffer = self.family.mask_annealing_buffer
+            probabilities = net.get_buffer(buffer)
+            if torch.any(probabilities != 0):
+                raise InputError(
+                    f"{name}: cannot be exported: {buffer} is not 0, the masked attention of its training is still on"
+                )
+            delattr(net, buffer)
+            setattr(net, buffer, [0.0] * len(probabilities))
+        self.net = net
+
+    def forward(self, pixels: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Map an input `1 x 3 x H x W` and its valid pixels, bool `H x W`, to class and mask logits."""
+        mask = {"pixel_mask": valid.long()[None]} if self.family.pixel_mask else {}
+        outputs = self.net(pixel_values=pixels, **mask)
+        scores = self.classes.used_logits(outputs[self.family.class_logits])
+        return scores[0], outputs[self.family.mask_logits][0]
+
+
+class QueryExport(ExportNet):
+    """Panoptic networks of queries, one class and one mask each.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    class_logits : float32 `Q x (C + 1)`, the last one of "no object"
+    mask_logits : float32 `Q x h x w`, of the whole input
+    """
+
+    net: QueryNet
+    output_names = QUERY_OUTPUTS
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        valid = valid_pixels(image, size)
+        found: tuple[Tensor, Tensor] = self.net(
+            padded_input(image, valid, self.standardise, self.net.family.square), valid
+        )
+        return found
+
+
+def export_net(
+    net: nn.Module,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    part: str = "all",
+    standard_ops: bool = False,
+) -> ExportNet:
+    """Return the module that is exported: of a folded network, a :class:`QueryNet`, or a classifier.
+
+    `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`, None for no effect.
+    """
+    normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
+    made: ExportNet
+    if isinstance(net, QueryNet):
+        made = QueryExport(net, *normalisation)
+    elif not isinstance(net, Network):
+        made = ClassifierExport(net, *normalisation)
+    elif not net.of_parts:
+        made = WholeExport(net, *normalisation)
+    elif part == "dense":
+        made = DenseExport(net, *normalisation)
+    elif net.kind == "semantic":
+        made = SemanticExport(net, *normalisation)
+    else:
+        made = DetectionExport(cast(PanopticNet, net), *normalisation)
+    # also the constants that were made here
+    return made.eval().to(next(net.parameters()).device)
+
+
+def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
+    """Return inputs of a module from :func:`export_net` by name, of `(height, width)`: an image of noise."""
+    device = next(net.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(net, ClassifierExport):
+        return {"image": torch.randn((1, 3, *size), generator=generator).to(device)}
+    image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, generator=generator)
+    return {"image": image.to(device), "size": torch.tensor(size, dtype=torch.int64, device=device)}
+
+
+@contextmanager
+def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool = False) -> Iterator[None]:
+    """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
+
+    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. The error names the
+    custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
+    """
+    network = None if net is None or not isinstance(net.net, Network) else net.net
+    heads = {} if network is None else network.custom_heads
+    own = heads or isinstance(net, WholeExport)
+    if heads:
+        problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
+    if free:
+        problem += ", or choose a `size`" if heads else " in a free size: try a `size`"
+    try:
+        yield
+    except SeamsegError as error:
+        if not own:
+            raise
+        # an error of a head or network has its name, file and line
+        raise SeamsegError(f"{problem} ({error})") from error
+    except Exception as error:
+        if lacks_memory(error):
+            raise
+        raise SeamsegError(f"{problem} ({cause(error)[:300]})") from error
+
+
+def trace(
+    net: ExportNet, size: tuple[int, int], multiple: int = 1, sides: tuple[int, int] | None = None
+) -> torch.export.ExportedProgram:
+    """Trace a module from :func:`export_net` with an input of `size` (height, width).
+
+    With `sides`, height and width are free multiples of `multiple` between them, and a classifier takes several images.
+    """
+    inputs = example_inputs(net, size)
+    if sides is not None and isinstance(net, ClassifierExport):
+        # an example of one image would fix their number
+        inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
+    # an error has all that is logged about it
+    with torch.no_grad(), quiet_logs("torch.fx", "torch.export", "torch._export"):
+        return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple, sides))
+
+
+def dynamic_shapes(net: ExportNet, multiple: int, sides: tuple[int, int] | None) -> dict[str, Any] | None:
+    """Return the free dimensions of the inputs for `torch.export`; arguments as of :func:`trace`."""
+    if sides is None:
+        return None
+    least, most = -(-sides[0] // multiple), sides[1] // multiple
+    height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))
+    if isinstance(net, ClassifierExport):
+        return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}
+    return {"image": {2: height, 3: width}, "size": None}
+
+
+def valid_pixels(image: Tensor, size: Tensor) -> Tensor:
+    """Return which pixels `H x W` of a padded image are within its size."""
+    rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
+    return (rows < size[0])[:, None] & (columns < size[1])
+
+
+def _clip(boxes: Tensor, limit: Tensor) -> Tensor:
+    """Do what :func:`seamseg.ops.boxes.clip_boxes` does, with a limit `(height, width, height, width)` as a tensor."""
+    return torch.minimum(boxes.clamp(min=0), limit)
+
+
+def _grouped_nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+    """See :meth:`DetectionExport._nms`."""
+    groups, number = scores.shape
+    boxes, scores = boxes.reshape(-1, 4), scores.reshape(-1)
+    usable = scores > -torch.inf
+    group = torch.arange(groups, device=boxes.device).repeat_interleave(number)
+    # boxes that do not take part form a group of their own, in which all but one suppress each other
+    group = torch.where(usable, group, groups)
+    unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
+    boxes = torch.where(usable[:, None], boxes, unit_box)
+    kept, _ = nms_fixed(boxes, scores, threshold, most, group)
+    exists = (kept >= 0) & usable[kept.clamp(min=0)]
+    kept = torch.where(exists, kept, -1)
+    if kept.shape[0] < most:
+        kept = functional.pad(kept, (0, most - kept.shape[0]), value=-1)
+    return kept[:most], exists.sum()
+
+
+@torch.library.custom_op("seamseg_deploy::nms", mutates_args=())
+def _standard_nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+    """Do what :func:`_grouped_nms` does, as one operator for the translation to other formats."""
+    return _grouped_nms(boxes, scores, threshold, most)
+
+
+@_standard_nms.register_fake
+def _(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+    return scores.new_empty((most,), dtype=torch.int64), scores.new_empty((), dtype=torch.int64)

@@ -1,0 +1,174 @@
+"""What is exported: the options, and the trained network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from seamseg.checkpoints.foreign import is_foreign, is_torchvision
+from seamseg.checkpoints.model_path import is_exported, snapshot_in
+from seamseg.config import Config, config_to_string
+from seamseg.contrib.classification.checkpoint import class_names, classifier_config, load_classifier
+from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.contrib.deploy.network import ExportNet, QueryNet, export_net
+from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.contrib.foreign.transformers_model import TransformersModel, TransformersNetwork, export_size
+from seamseg.data.input_size import InputSize
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.predictor import OpenedModel, open_for_inference
+from seamseg.maps.formats.exported import ExportedMetadata
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import MapFormat
+from seamseg.models.build import custom_heads
+from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.models.network import Network
+from seamseg.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A trained network that is exported, folded and in evaluation mode.
+
+    Attributes
+    ----------
+    size : `(height, width)` of the input of a file of fixed size by default
+    input_size : function from images to the network's input; None for a classifier
+    """
+
+    net: nn.Module
+    metadata: ExportedMetadata
+    size: tuple[int, int]
+    input_size: InputSize | None
+
+    def export_net(self, standard_ops: bool) -> ExportNet:
+        """Return the module that is exported; `standard_ops` as for :class:`.network.ExportNet`."""
+        stated = self.metadata
+        return export_net(self.net, stated.mean, stated.std, stated.part, standard_ops)
+
+
+def default_size(size: InputSize) -> tuple[int, int]:
+    """Return `(height, width)` for images twice as wide as high, or as the limits of the size are; multiples of 32."""
+    if size.longest_size is not None:
+        height, width = size.longest_size * 3 // 4, size.longest_size
+    else:
+        height = size.shortest_size or 1024
+        width = min(2 * height, size.longest_max_size or 2 * height)
+    return -(-height // 32) * 32, -(-width // 32) * 32
+
+
+def check_foreign(path: Path, options: ExportOptions) -> None:
+    """Raise InputError, before anything is loaded, for a model of another library that cannot be exported so."""
+    if is_torchvision(path):
+        raise InputError(f"{path}: networks of torchvision are not exported")
+    if Path(options.out).suffix != ".onnx":
+        raise InputError(f"{options.out}: networks of transformers are exported to .onnx files only")
+    for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
+        if (value := getattr(options, name)) != default:
+            raise InputError(f"`{name}={value}`: does not apply to {path}, a network of transformers")
+
+
+def open_source(path: Path, options: ExportOptions) -> ExportSource:
+    """Open a trained model for export; errors as of :func:`seamseg.contrib.deploy.export.export_model`."""
+    if is_exported(path):
+        raise InputError(f"{path}: is an exported network: give the model that it was exported from")
+    classifier = None if is_foreign(path) else classifier_config(path, options.config)
+    if classifier is not None:
+        return _open_classifier(path, classifier, options)
+    inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
+    opened = open_for_inference(path, "cpu", options.config, options.meta, inference)
+    size = opened.input_size(inference)
+    if isinstance(opened, TransformersModel):  # before its weights are read
+        export_size(opened.family, opened.side, opened.name, options.size, default_size(size))
+    network = opened.build(inference)
+    if isinstance(network, TransformersNetwork):
+        stated = export_size(network.family, network.side, opened.name, options.size, default_size(size))
+        queries = QueryNet(network, opened.name)
+        used = tuple(queries.classes.used.tolist())
+        return ExportSource(queries, _metadata(opened, options, inference, query_classes=used), stated, size)
+    config = opened.config
+    net: Network | None = getattr(network, "net", None)
+    if net is None:
+        raise InputError(f"{path}: the network {config.general.network} cannot be exported: it runs by its `inference`")
+    _check(net, config, options)
+    multiple = 1
+    if net.of_parts:
+        multiple = 32 if net.kind == "semantic" else max(config.fpn.out_strides) * config.rpn.stride
+    metadata = _metadata(opened, options, inference, multiple=multiple, with_ids=net.predicts_ids)
+    if options.part == "all":
+        metadata = _with_maps(metadata, net.map_formats, opened.reference)
+    return ExportSource(net, metadata, default_size(size), size)
+
+
+def _metadata(
+    opened: OpenedModel, options: ExportOptions, inference: InferenceOptions, **more: Any
+) -> ExportedMetadata:
+    config, loading = opened.config, opened.config.dataloader
+    return ExportedMetadata(
+        kind=opened.kind,
+        config=config_to_string(config),
+        metadata=opened.metadata,
+        size=None,
+        part=options.part,
+        precision=options.precision,
+        mean=loading.rgb_mean or (0.0, 0.0, 0.0),
+        std=loading.rgb_std or (1.0, 1.0, 1.0),
+        thresholds={} if opened.kind == "semantic" else vars(inference.thresholds(config)),
+        licence=options.licence or getattr(opened, "licence", ""),
+        **more,
+    )
+
+
+def _check(net: Network, config: Config, options: ExportOptions) -> None:
+    """Raise InputError if a network or one of its heads is not exported, or not with these options."""
+    if not net.of_parts:
+        if not net.exportable:
+            raise InputError(f"the network {config.general.network} cannot be exported: it states exportable = False")
+        for name, default in (("part", "all"), ("precision", "fp32"), ("int8", None)):
+            if (value := getattr(options, name)) != default:
+                named = config.general.network
+                raise InputError(f"`{name}={value}` is for networks of body and heads, not for {named}")
+    elif options.part == "all":
+        if options.int8 is not None and (heads := custom_heads(config)):
+            remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
+            raise InputError(f"{heads[0]} is not quantised by `int8={options.int8}`{remedy}")
+        for name, head in net.custom_heads.items():
+            if not head.exportable:
+                raise InputError(f"head {name} cannot be exported: leave out its file of `components`")
+
+
+def _with_maps(
+    metadata: ExportedMetadata, maps: Mapping[str, MapFormat], reference: InputSize | None
+) -> ExportedMetadata:
+    """Return metadata with output maps, and with the sizes of an input of scale 1 if one has distances."""
+    sides = (None, None) if reference is None else (reference.shortest_size, reference.longest_max_size)
+    has_distances = any(spec.values == "divide" for spec in maps.values())
+    stated = sides if has_distances and None not in sides else None
+    return replace(metadata, maps=maps, reference=cast("tuple[int, int] | None", stated))
+
+
+def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
+    if options.part != "all":
+        raise InputError(f"`part={options.part}`: a classifier has no dense part")
+    if options.overrides:
+        raise InputError("`overrides` has no effect on a classifier")
+    settings = load_classifier_config(config)
+    net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
+    names = class_names(path, settings)
+    metadata = ExportedMetadata(
+        kind="classification",
+        config=json.dumps(settings.to_json()),
+        metadata=Metadata(0, len(names), names, [], []),
+        size=None,
+        multiple=32,
+        precision=options.precision,
+        mean=settings.input.mean,
+        std=settings.input.std,
+        licence=options.licence,
+    )
+    side = settings.input.crop_val
+    return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)

@@ -1,0 +1,242 @@
+"""An exported network for a predictor: ONNX Runtime or OpenVINO run an .onnx file, without torch, and torch a .pt2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.checkpoints.model_path import PACKAGE_ENDING, local_model
+from seamseg.config import Config, config_from_string, default_config
+from seamseg.contrib.exported.onnx_engines import OnnxSession, open_onnx
+from seamseg.data.input_size import InputSize
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.queries import prediction_of_queries
+from seamseg.maps.formats.exported import MAX_SIDE, QUERY_OUTPUTS, ExportedMetadata
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, one_line
+from seamseg.utils.limits import parse_json
+
+_BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
+"""Options that decide what the graph computes, which cannot be changed after the export."""
+_NOTHING = np.zeros(0, np.float32)
+
+
+class ExportedNetwork(InferenceNetwork):
+    """A network in an exported file.
+
+    Parameters
+    ----------
+    session : :class:`seamseg.contrib.exported.onnx_engines.OnnxSession` or
+        :class:`seamseg.contrib.exported.package.PackageSession`
+    name : name of the file, for messages
+    exported : what the file states about the network
+    nms_threshold : NMS threshold (IoU) of its detections; None for a network without detections
+    probabilities : return the probability of the class of each pixel, too
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        name: str,
+        exported: ExportedMetadata,
+        nms_threshold: float | None,
+        probabilities: bool = False,
+    ) -> None:
+        self._session = session
+        self._name = name
+        self.exported = exported
+        self.kind = exported.kind
+        self.precision = exported.precision
+        self.nms_threshold = nms_threshold
+        self.map_formats = exported.maps
+        self._probabilities = probabilities
+        self.device = session.device
+        self.on_gpu = self.device.startswith("cuda")
+        self.uses_torch = session.uses_torch
+        if self.kind == "classification":
+            self.tiles_problem = f"{name} is a classifier, which needs the whole image"
+        elif exported.with_ids:
+            self.tiles_problem = f"{name} predicts ids, which tiles do not share"
+        elif exported.size is not None:
+            size = f"{exported.size[1]} x {exported.size[0]} pixels"
+            self.tiles_problem = f"{name} was exported for inputs of {size}: for tiles export it without a size"
+
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
+        """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
+
+        Raises
+        ------
+        OutOfMemory
+            if the memory does not suffice
+        SeamsegError
+            if the engine fails
+        """
+        return [self._run(image) for image in images]
+
+    def _run(self, image: np.ndarray) -> ArrayPrediction:
+        if self.kind == "classification":
+            return self._classify(image)
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        most = self.exported.max_size
+        if most is not None and (height > most[0] or width > most[1]):
+            ways = "" if self.exported.size else f", or set `tiles={most[0] // 2}`"
+            raise SeamsegError(
+                f"{self._name}: was exported for inputs of {most[1]} x {most[0]} pixels, this one has {width} x "
+                f"{height}: choose a smaller `shortest_size`{ways}"
+            )
+        inputs = self.exported.inputs(image)
+        found = self._outputs(inputs)
+        if self.exported.of_queries:
+            padded_size = int(inputs["image"].shape[2]), int(inputs["image"].shape[3])
+            class_logits, mask_logits = (found[name] for name in QUERY_OUTPUTS)
+            classes, num_stuff = np.array(self.exported.query_classes), self.exported.metadata.num_stuff
+            return prediction_of_queries(class_logits, mask_logits, size, padded_size, classes, num_stuff)
+        maps = {name: found[name][..., :height, :width] for name in self.map_formats}
+        if self.exported.with_ids:
+            maps["ids"] = found["ids"][:height, :width]
+        if self._probabilities:
+            maps["probability"] = found["probability"][:height, :width]
+        count = int(found.get("count", 0))
+        masks, semantic = found.get("mask_logits"), found.get("classmap")
+        return Prediction(
+            found.get("boxes", _NOTHING.reshape(0, 4))[:count],
+            found.get("classes", _NOTHING.astype(np.int64))[:count],
+            found.get("scores", _NOTHING)[:count],
+            None if masks is None else masks[:count],
+            None if semantic is None else semantic[:height, :width],
+            size,
+            maps=maps,
+        )
+
+    def _classify(self, image: np.ndarray) -> ArrayPrediction:
+        """Run a classifier on a centre crop."""
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        if self.exported.size not in (None, size):
+            raise SeamsegError(
+                f"{self._name}: was exported for crops of {self.exported.size[1]} x {self.exported.size[0]} pixels, "
+                f"this one has {width} x {height}"
+            )
+        mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
+        values = (image.astype(np.float32) / np.float32(255) - mean) / std
+        logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
+        none = (_NOTHING.reshape(0, 4), _NOTHING.astype(np.int64), _NOTHING, None, None)
+        return Prediction(*none, size, logits=logits)
+
+    def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = self.exported.outputs
+        try:
+            return dict(zip(names, self._session.run(names, inputs)))
+        except SeamsegError:
+            raise
+        except Exception as error:  # its types are known to onnxruntime only
+            reason = one_line(error)[:300]
+            if lacks_memory(error):
+                raise OutOfMemory(f"{self._name}: out of memory: {reason}") from error
+            raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
+
+
+class ExportedModel:
+    """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
+
+    Parameters
+    ----------
+    model, device, config, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
+
+    Raises
+    ------
+    InputError
+        if the file is missing, truncated, of another version or no exported network, an option cannot be changed after
+        the export, or onnxruntime is not installed
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        device: Any,
+        config: str | Path | None,
+        meta: str | Path | None,
+        options: InferenceOptions,
+    ) -> None:
+        path = local_model(model)
+        self.name = str(model)
+        for name, value in (("config", config), ("meta", meta)):
+            if value is not None:
+                raise InputError(f"`{name}` has no effect: {model} contains its configuration and classes")
+        if changed := options.changed(_BUILT_IN):
+            raise InputError(f"`{changed}` cannot be changed after the export: use the model that {model} is of")
+        self._session, self._exported = _open(path, str(device))
+        self.kind = self._exported.kind
+        self.metadata = self._exported.metadata
+        stated = self._exported.reference
+        self.reference = None if stated is None else InputSize(*stated)
+        self.config = self._config(options)
+
+    def _config(self, options: InferenceOptions) -> Config:
+        """Return the configuration of the network; a classifier has the default one."""
+        sections = () if self.kind == "classification" else ("general", "dataloader")
+        options.check_overrides(sections, f"cannot be changed after the export of {self.name}")
+        if self.kind == "classification":
+            return default_config()
+        return config_from_string(self._exported.config, None, self.name, options.overrides, exported=True)
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input; InputError if an option is to change it for a classifier."""
+        if self.kind != "classification":
+            size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
+            return size_for(self.config).within(self._exported.size)
+        for name in ("shortest_size", "longest_max_size", "size", "preview"):
+            if getattr(options, name):
+                raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
+        scale, side = _classifier_sizes(self._exported, self.name)
+        return InputSize(None if scale < 1 else scale, crop=self._exported.size or (side, side))
+
+    def build(self, options: InferenceOptions) -> ExportedNetwork:
+        """Return the network."""
+        threshold = None if self.kind in ("semantic", "classification") else self.config.roi.nms_threshold
+        return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
+
+
+def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
+    """Return the shortest side to which images are scaled for a classifier, and the side of their centre crop."""
+    try:
+        sizes = parse_json(exported.config)["input"]
+        scale, crop = int(sizes["scale_val"]), int(sizes["crop_val"])
+        if not scale <= MAX_SIDE or not 0 < crop <= MAX_SIDE:
+            raise ValueError(f"{scale} and {crop}")
+        return scale, crop
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        raise InputError(
+            f"{name}: its configuration lacks input.scale_val or input.crop_val, or they are out of range ({error})"
+        ) from None
+
+
+def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
+    """Return the session of a file, and what the file states about its network; InputError if it is no whole one."""
+    if path.suffix.lower() == PACKAGE_ENDING:
+        from seamseg.contrib.exported.package import PackageSession
+
+        session: Any = PackageSession(path, device)
+    else:
+        session = open_onnx(path, device)
+    exported: ExportedMetadata = session.exported
+    if exported.part != "all":
+        raise InputError(f"{path}: holds part {exported.part!r} of a network only: export all parts")
+    if not session.uses_torch:
+        _check_graph(session, str(path))
+    return session, exported
+
+
+def _check_graph(session: OnnxSession, name: str) -> None:
+    """Raise InputError if a graph does not have the outputs of its network, or is not computed in int8."""
+    exported = session.exported
+    if not set(exported.outputs) <= set(session.outputs):
+        raise InputError(
+            f"{name}: its graph has the outputs {', '.join(session.outputs)}, not those of a network of kind "
+            f"{exported.kind}: export it again"
+        )
+    if exported.precision == "int8" and session.integer_layers == 0:
+        raise InputError(f"{name}: an int8 file, but {session.device} computes all of it in float: use `device=cpu`")

@@ -1,0 +1,232 @@
+"""Engines that run ONNX files, behind one interface: ONNX Runtime and OpenVINO; no torch.
+
+An ONNX file is a program: open those that you trust.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.limits import open_file
+from seamseg.utils.parallel import available_cores
+
+OPENVINO = "openvino"
+"""Device of files that OpenVINO runs: `openvino` on the CPU, or `openvino:DEVICE`."""
+
+Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], list[np.ndarray]]
+"""From the names of outputs, and the inputs by name, to the outputs."""
+
+
+@dataclass(frozen=True)
+class OnnxSession:
+    """An opened ONNX file.
+
+    Attributes
+    ----------
+    run : see :data:`Run`
+    exported : what the file states about its network
+    outputs : names of the outputs of its graph
+    device : device that it runs on
+    integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not report them
+    """
+
+    uses_torch = False
+
+    run: Run
+    exported: ExportedMetadata
+    outputs: Sequence[str]
+    device: str = "cpu"
+    integer_layers: int | None = None
+
+
+_EXTERNAL = b"\n\x08location\x12"
+"""Begins the entry of a tensor that names the file with its values, `TensorProto.external_data`."""
+
+
+def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
+    """Open an ONNX file written by `seamseg export`, from its bytes: no other file is read.
+
+    Parameters
+    ----------
+    path : path of the file
+    device : "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO as "openvino:GPU"
+
+    Raises
+    ------
+    InputError
+        if the engine is not installed or does not have the device, or the file is missing, damaged, has data in other
+        files, or was not written by `seamseg export`
+    """
+    engine, _, part = device.partition(":")
+    if engine == OPENVINO:
+        return _open_openvino(path, part or "CPU")
+    if device not in ("auto", "cpu"):
+        raise InputError(f"`device={device}`: ONNX files run on the CPU, or on {OPENVINO}[:DEVICE]")
+    return _open_onnxruntime(path)
+
+
+def _open_onnxruntime(path: Path) -> OnnxSession:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(f"{path}: needs onnxruntime ({error}): pip install 'seamseg[onnx]'") from None
+    content = _read(path)
+    try:
+        session = onnxruntime.InferenceSession(content, onnxruntime_settings(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its types are known to onnxruntime only
+        raise _unreadable(path, error) from None
+    exported = _exported(session.get_modelmeta().custom_metadata_map, path)
+    return OnnxSession(session.run, exported, [output.name for output in session.get_outputs()])
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_file(path) as file:
+            content = file.read()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if _EXTERNAL in content:
+        raise InputError(f"{path}: has data in other files: export it again")
+    return content
+
+
+def _exported(metadata: Mapping[str, Any], path: Path) -> ExportedMetadata:
+    if METADATA_KEY not in metadata:
+        raise InputError(f"{path}: holds no metadata of seamseg: it was not written by `seamseg export`")
+    return ExportedMetadata.from_json(metadata[METADATA_KEY], str(path))
+
+
+def onnxruntime_settings() -> Any:
+    """Return the options of sessions of ONNX Runtime."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4  # it prints names of nodes as they are; failures are raised, too
+    settings.intra_op_num_threads = _threads()
+    if not _adds_int8_exactly():
+        settings.add_session_config_entry("session.x64quantprecision", "1")
+    # threads that spin slow down those that decode and write
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
+
+
+@lru_cache(maxsize=1)
+def openvino_core() -> Any:
+    """Return the only `openvino.Core` of this process, which is never dropped.
+
+    A core gives the thread that loads its CPU plugin an alternate signal stack. When several are dropped, the stack of
+    the first, which no longer exists, stays in use: the next signal that Python handles would end the process by
+    SIGSEGV.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
+def _open_openvino(path: Path, part: str) -> OnnxSession:
+    try:
+        import openvino.frontend
+    except ImportError as error:
+        raise InputError(f"{path}: needs openvino ({error}): pip install 'seamseg[openvino]'") from None
+    core = openvino_core()
+    known = core.available_devices
+    if part not in known:
+        shown = ", ".join(f"{OPENVINO}:{name}" for name in known)
+        raise InputError(f"`device={OPENVINO}:{part}`: OpenVINO has {shown}")
+    content = _read(path)
+    try:
+        # the reader of all formats prints errors of those that do not fit
+        frontend = openvino.frontend.FrontEndManager().load_by_framework("onnx")
+        model = frontend.convert(frontend.load(io.BytesIO(content)))
+        # left alone, some CPUs compute in bfloat16
+        settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        if part == "CPU":
+            settings["INFERENCE_NUM_THREADS"] = _threads()
+        try:
+            compiled = core.compile_model(model, part, settings)
+        except RuntimeError as error:
+            if "snippets" not in str(error):
+                raise
+            # its fusion of small operators fails on some graphs: it takes reductions of the last axis only
+            settings["SNIPPETS_MODE"] = "DISABLE"
+            compiled = core.compile_model(model, part, settings)
+    except Exception as error:  # RuntimeError and types of its own
+        raise _unreadable(path, error) from None
+    run = OpenvinoRun(compiled, lambda: core.compile_model(model, part, settings))
+    key = ["framework", METADATA_KEY]
+    exported = _exported({METADATA_KEY: model.get_rt_info(key).astype(str)} if model.has_rt_info(key) else {}, path)
+    names = [output.get_any_name() for output in model.outputs]
+    return OnnxSession(run, exported, names, f"{OPENVINO}:{part}", _integer_layers(compiled))
+
+
+class OpenvinoRun:
+    """Runs a network that OpenVINO has compiled, for one caller at a time; its errors are RuntimeErrors.
+
+    Parameters
+    ----------
+    compiled : the network
+    recompile : compiles it again
+    """
+
+    def __init__(self, compiled: Any, recompile: Callable[[], Any]) -> None:
+        self._request = compiled.create_infer_request()
+        self._recompile = recompile
+        self._turn = threading.Lock()
+
+    def __call__(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """See :data:`Run`."""
+        with self._turn:
+            if self._request is None:
+                self._request = self._recompile().create_infer_request()
+            try:
+                # with one thread, `infer` raises no error, and returns earlier results instead
+                self._request.start_async(dict(inputs))
+                self._request.wait()
+                return [self._request.get_tensor(name).data.copy() for name in names]
+            except BaseException:
+                # after a lack of memory, the network also fails for inputs of the size before
+                self._request = None
+                raise
+
+
+def _integer_layers(compiled: Any) -> int | None:
+    """Return the number of convolutions and linear layers that OpenVINO computes in int8; None if it reports none."""
+    try:
+        facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+        names = [(fact["layerType"].astype(str), fact["runtimePrecision"].astype(str)) for fact in facts]
+    except (RuntimeError, KeyError):
+        return None
+    return sum(layer in ("Convolution", "FullyConnected") and kind in ("i8", "u8") for layer, kind in names)
+
+
+def _threads() -> int:
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() and int(threads) else available_cores()
+
+
+def _adds_int8_exactly() -> bool:
+    """Return whether the CPU is known to add products of int8 in 32 bits; others use 16, which saturate.
+
+    ONNX Runtime has slower kernels without saturation, and uses them on every CPU if asked to.
+    """
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+    return re.search(r"^flags\s*:.*\b(avx512_vnni|avx_vnni)\b", flags, re.MULTILINE) is not None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path}: not an ONNX file, truncated, or of another version ({one_line(error)[:200]})")

@@ -1,0 +1,64 @@
+"""Networks of other libraries, for a predictor: their interface, and their settings as a configuration of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from seamseg.config import Config, config_from_string
+from seamseg.data.transforms import Normalise
+from seamseg.inference.options import InferenceOptions
+from seamseg.maps.predictions import InferenceNetwork
+
+
+class ForeignNetwork(InferenceNetwork):
+    """A network on a device.
+
+    Parameters
+    ----------
+    net : network in evaluation mode; is moved to `device`
+    normalise : conversion of bytes to the network's input
+    device : device to compute on
+    dtype : dtype to compute in
+    """
+
+    def __init__(self, net: nn.Module, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> None:
+        self.net = net.to(device)
+        self.normalise = normalise.to(device)
+        self.device = device
+        self.on_gpu = device.type != "cpu"
+        self.dtype = dtype
+        self.precision = str(dtype).removeprefix("torch.")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute without gradients, in the compute dtype."""
+        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32):
+            yield
+
+
+def neutral_config(kind: str, keys: Mapping[str, object], name: str, options: InferenceOptions) -> Config:
+    """Return a configuration with the settings of a network of another library; it is scored on the split val.
+
+    Parameters
+    ----------
+    kind : kind of the network
+    keys : `section.key` with their values
+    name : name of the model, for errors
+    options : their overrides are applied
+
+    Raises
+    ------
+    InputError
+        if an override is malformed or has no effect
+    """
+    options.check_overrides(("general", "dataloader"), f"has no effect on {name}, which is no network of seamseg")
+    texts: dict[str, list[str]] = {}
+    for key, value in {**keys, "dataloader.val_set": "val"}.items():
+        section, _, option = key.partition(".")
+        texts.setdefault(section, [f"[{section}]"]).append(f"{option} = {value}")
+    ini = "\n".join(line for lines in texts.values() for line in lines)
+    return config_from_string(ini, kind, name, options.overrides)

@@ -1,0 +1,344 @@
+"""A panoptic network of transformers for a predictor; its maps follow its paper, not its processor."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.checkpoints.foreign import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_json, read_processor
+from seamseg.config import Config
+from seamseg.contrib.foreign.class_lists import NetworkClasses, identify
+from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
+from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
+from seamseg.contrib.foreign.transformers_loading import load_network, task_tokens
+from seamseg.data.input_size import InputSize
+from seamseg.data.transforms import Normalise
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.queries import prediction_of_queries
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.models.folding import choose_precision
+from seamseg.utils.distributed import choose_device
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
+from seamseg.utils.launcher import is_main_process
+from seamseg.utils.limits import open_file
+from seamseg.utils.output import echo
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_NMS_THRESHOLD = 0.5
+"""IoU of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
+_OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
+_BILINEAR = Image.Resampling.BILINEAR
+_LARGEST_SQUARE = 4096
+_MOST_TOKENS = 4096
+_LARGEST_MEAN = 1e6
+
+
+class TransformersNetwork(ForeignNetwork):
+    """A network of transformers.
+
+    Parameters
+    ----------
+    net, normalise, device, dtype : see :class:`seamseg.contrib.foreign.foreign_network.ForeignNetwork`
+    family : family of the network
+    classes : classes of the columns of its class scores
+    side : side of its square input in pixels; None if its size is free
+    tokens : tokens of its task; None for none
+    """
+
+    kind = "panoptic"
+    nms_threshold = _NMS_THRESHOLD
+
+    def __init__(
+        self,
+        net: nn.Module,
+        family: Family,
+        classes: NetworkClasses,
+        normalise: Normalise,
+        device: torch.device,
+        dtype: torch.dtype,
+        side: int | None = None,
+        tokens: Tensor | None = None,
+    ) -> None:
+        super().__init__(net, normalise, device, dtype)
+        self.family = family
+        self.classes = classes
+        self.side = side
+        self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
+
+    def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
+        """Return the outputs for images `H x W x 3` uint8; images of equal size are one batch, so that none is padded.
+
+        Raises
+        ------
+        SeamsegError
+            if the network has other outputs than its configuration states, or they are not finite
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(images):
+            groups.setdefault(image.shape, []).append(index)
+        found: dict[int, ArrayPrediction] = {}
+        for indices in groups.values():
+            found.update(zip(indices, self._run([images[index] for index in indices])))
+        return [found[index] for index in range(len(images))]
+
+    def _run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
+        size = int(images[0].shape[0]), int(images[0].shape[1])
+        with self.computing():
+            batch, padded_size = self._batch(images)
+            outputs = self.net(pixel_values=batch, **{k: v.expand(len(images), -1) for k, v in self._inputs.items()})
+        scores, masks = (outputs[name].float() for name in (self.family.class_logits, self.family.mask_logits))
+        columns = len(self.classes.columns)
+        if scores.shape[2] != columns + 1:
+            raise SeamsegError(f"the network scores {scores.shape[2] - 1} classes, its configuration names {columns}")
+        for values, name in ((scores, self.family.class_logits), (masks, self.family.mask_logits)):
+            if not torch.isfinite(values).all():
+                advice = "are its weights damaged?" if self.precision == "float32" else "use `precision=fp32`"
+                raise SeamsegError(f"the network's {name} are not finite: {advice}")
+        scores = self.classes.used_logits(scores)
+        classes, num_stuff = self.classes.used, self.classes.metadata.num_stuff
+        return [
+            prediction_of_queries(s.numpy(), m.numpy(), size, padded_size, classes, num_stuff)
+            for s, m in zip(scores.cpu(), masks.cpu())
+        ]
+
+    def _batch(self, images: Sequence[np.ndarray]) -> tuple[Tensor, tuple[int, int]]:
+        """Return the input for images of one size, and its `(height, width)` in pixels of the images."""
+        height, width = images[0].shape[:2]
+        if self.side is None:
+            multiple = self.family.multiple
+            padded = input_size = -(-height // multiple) * multiple, -(-width // multiple) * multiple
+        else:
+            scale = self.side / max(height, width, self.side)
+            if scale < 1:  # a tile, or a view of all of a large image
+                height, width = max(round(height * scale), 1), max(round(width * scale), 1)
+                images = [np.asarray(Image.fromarray(i).resize((width, height), _BILINEAR)) for i in images]
+            input_size, padded = (self.side, self.side), (round(self.side / scale), round(self.side / scale))
+        missing = (0, input_size[1] - width, 0, input_size[0] - height)
+        valid = functional.pad(torch.ones((height, width), dtype=torch.bool, device=self.device), missing)
+        pixels = functional.pad(self._pixels(images), missing)
+        return padded_input(pixels, valid, self.normalise, self.family.square), padded
+
+    def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
+
+
+def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Tensor], square: bool) -> Tensor:
+    """Return the network's input, `N x 3 x H x W` float32, of padded images, whatever the padding holds.
+
+    Parameters
+    ----------
+    images : `N x 3 x H x W` uint8, RGB
+    valid : which pixels are no padding, bool `H x W`
+    normalise : conversion of bytes to the values of the input
+    square : see :class:`seamseg.contrib.foreign.families.Family`: the padding is black, for others 0 after the
+        normalisation
+    """
+    if square:
+        return normalise(torch.where(valid, images, 0))
+    return torch.where(valid, normalise(images), 0.0)
+
+
+class TransformersModel:
+    """A folder of transformers that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
+
+    Parameters
+    ----------
+    model, device, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
+
+    Attributes
+    ----------
+    family : family of the network
+    side : side of its square input in pixels; None if its size is free
+    licence : licence of the weights, as the model card states it; empty if it does not
+
+    Raises
+    ------
+    InputError
+        if it is not a panoptic network of a known family, needs code of its own, or its classes are not known
+    """
+
+    kind = "panoptic"
+    reference: InputSize | None = None
+
+    def __init__(
+        self, model: str | Path, device: str | torch.device, meta: str | Path | None, options: InferenceOptions
+    ) -> None:
+        self._folder = Path(model)
+        self.name = str(model)
+        self._device = choose_device(device)
+        self._dtype = choose_precision(options.precision, self._device)
+        content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
+        self._processor = read_processor(self._folder)
+        self.family = family_of(content, self._processor, self.name)
+        _warn_of_other_task(self._folder)
+        self.side = square_side(content, self.name) if self.family.square else None
+        self._task_length = _task_length(content, self.name) if self.family.task else 0
+        self._classes = identify(column_names(content, self.name), self.name, meta)
+        self.metadata = self._classes.metadata
+        self.config = self._config(options)
+        self.licence = _licence(self._folder)
+
+    def _config(self, options: InferenceOptions) -> Config:
+        data_set = self._classes.data_set
+        shortest, longest = SIZES[data_set] if data_set else _stored_size(self._processor)
+        keys: dict[str, object] = {
+            "general.score_threshold": self.family.score_threshold_of(data_set),
+            "general.overlap_threshold": OVERLAP_THRESHOLD,
+            "dataloader.shortest_size": shortest,
+            "dataloader.longest_max_size": longest,
+            "dataloader.longest_size": "" if self.side is None else self.side,
+        }
+        for name, default in (("mean", _MEAN), ("std", _STD)):
+            values = self._processor.get(f"image_{name}") or default
+            numbers = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
+            if len(numbers) != 3 or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST_MEAN for v in numbers):
+                raise InputError(f"{self.name}: in the settings of its processor, image_{name} must be three numbers")
+            if name == "std" and min(numbers) <= 0:
+                raise InputError(f"{self.name}: in the settings of its processor, image_std must be positive")
+            keys[f"dataloader.rgb_{name}"] = tuple(numbers)
+        return neutral_config(self.kind, keys, self.name, options)
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input, by default as its authors chose it."""
+        return options.input_size_of_authors(self.config)
+
+    def build(self, options: InferenceOptions) -> TransformersNetwork:
+        """Build the network and load its weights."""
+        tokens = None
+        if self.family.task:
+            tokens = task_tokens(self._folder, self.family.task, self._task_length)
+        net = load_network(self._folder, self.family)
+        loading = self.config.dataloader
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        return TransformersNetwork(
+            net, self.family, self._classes, normalise, self._device, self._dtype, self.side, tokens
+        )
+
+
+def export_size(
+    family: Family, side: int | None, name: str, size: tuple[int, int] | None, usual: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the `(height, width)` of the input of an export; no weights are read.
+
+    Parameters
+    ----------
+    family, side : family of the network, and side of its square input in pixels
+    name : name of the model, for errors
+    size : size that the user chose; None for the square, or else `usual`
+    usual : default size for images twice as wide as high
+
+    Raises
+    ------
+    InputError
+        if the network cannot be exported, or not at this size
+    """
+    if family.export_problem:
+        raise InputError(f"{name}: cannot be exported: {family.export_problem}")
+    if side is not None:
+        if size is not None and size != (side, side):
+            raise InputError(f"`size={_shown(size)}`: the input of {name} is {side} x {side}")
+        return side, side
+    chosen, multiple = size or usual, family.multiple
+    if any(value % multiple for value in chosen):
+        below = [value // multiple * multiple for value in chosen]
+        above = [-(-value // multiple) * multiple for value in chosen]
+        raise InputError(
+            f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}; near are "
+            f"{_shown(below)} and {_shown(above)}"
+        )
+    return chosen
+
+
+def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
+    """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
+    if "auto_map" in content or "auto_map" in processor:
+        raise InputError(f"{name}: comes with code of its own (auto_map), which is never run: use another model")
+    stated_type = str(content["model_type"])[:40]
+    family = FAMILIES.get(stated_type)
+    if family is None:
+        known = f"supported types are {', '.join(FAMILIES)}{did_you_mean(stated_type, FAMILIES)}"
+        raise InputError(f"{name}: a network of type {stated_type} makes no panoptic maps; {known}")
+    stated = content.get("architectures")
+    if isinstance(stated, list) and stated and family.model_class not in stated:
+        raise InputError(f"{name}: is a {stated[0]!s:.80}, which makes no panoptic maps; needed: {family.model_class}")
+    if family.square and processor.get("do_split_image"):
+        raise InputError(f"{name}: was trained for semantic segmentation (do_split_image), it makes no panoptic maps")
+    return family
+
+
+def _warn_of_other_task(folder: Path) -> None:
+    """Print a line if a network was trained for another task by its name; its configuration does not state that."""
+    path = folder.absolute()
+    name = path.parents[1].name if path.parent.name == "snapshots" else path.name  # of the hub's cache
+    found = None if "panoptic" in name else _OTHER_TASK.search(name)
+    if found and is_main_process():
+        task = f"is for {found[1]} segmentation by the name {name!r:.80}"
+        echo(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
+
+
+def column_names(content: Mapping[str, Any], name: str) -> list[str]:
+    """Return the names of the classes, one a column."""
+    labels = content.get("id2label") or {}
+    if not labels and isinstance(count := content.get("num_labels", 2), int) and 0 < count <= 100_000:
+        return [f"LABEL_{column}" for column in range(count)]
+    try:
+        columns = {int(key): str(value) for key, value in labels.items()}
+    except (AttributeError, ValueError):
+        columns = {}
+    if not columns or sorted(columns) != list(range(len(columns))):
+        raise InputError(f"{name}: its configuration has no valid id2label: the names of classes 0, 1, ...")
+    return [columns[column] for column in range(len(columns))]
+
+
+def square_side(content: Mapping[str, Any], name: str) -> int:
+    """Return the side of the input of a network for squares."""
+    value = content.get("image_size", 640)
+    sides = value if isinstance(value, list) else [value]
+    if len(set(map(str, sides))) != 1 or not isinstance(sides[0], int) or not 0 < sides[0] <= _LARGEST_SQUARE:
+        raise InputError(f"{name}: image_size is {value!s:.40}, not the side of a square up to {_LARGEST_SQUARE}")
+    return sides[0]
+
+
+def _task_length(content: Mapping[str, Any], name: str) -> int:
+    """Return the number of tokens of the task that a network reads."""
+    value = content.get("task_seq_len", 77)
+    if not isinstance(value, int) or not 0 < value <= _MOST_TOKENS:
+        raise InputError(f"{name}: task_seq_len is {value!s:.40}, not a number of tokens from 1 to {_MOST_TOKENS}")
+    return value
+
+
+def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
+    """Return shortest and longest side as stored for a network of unknown classes; never a fixed `384 x 384`."""
+    size = processor.get("size")
+    sides: list[Any] = (
+        [size.get(name) for name in ("shortest_edge", "longest_edge")] if isinstance(size, Mapping) else []
+    )
+    if len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
+        return sides[0], sides[1]
+    return DEFAULT_SIZE
+
+
+def _licence(folder: Path) -> str:
+    """Return the licence in the header of the model card."""
+    try:
+        with open_file(folder / CARD_NAME) as file:
+            lines = file.read(1 << 16).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    if lines[:1] != ["---"] or "---" not in lines[1:]:
+        return ""
+    header = lines[1 : lines.index("---", 1)]
+    return next((line.partition(":")[2].strip(" '\"") for line in header if line.startswith("license:")), "")
+
+
+def _shown(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))

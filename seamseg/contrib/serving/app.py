@@ -1,0 +1,422 @@
+"""The ASGI application: routes, limits of uploads and of time, errors as JSON, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, exposition
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from seamseg.contrib.serving.batching import Batcher
+from seamseg.contrib.serving.encoding import Content, ResultEncoder
+from seamseg.contrib.serving.options import ServeLimits
+from seamseg.inference.images import ImagePreparation, PreparedImage
+from seamseg.inference.predictor import Predictor
+from seamseg.maps.images import decoding_memory, open_image
+from seamseg.maps.report.page import Page, page_frame
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.image_memory import RGB_BYTES, budget, keep_turn
+from seamseg.utils.limits import MIB, format_bytes
+from seamseg.utils.output import echo
+from seamseg.utils.parallel import share_cores
+from seamseg.utils.process_settings import LARGE_PIXELS
+from seamseg.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PAGE = Page("seamseg.contrib.serving", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
+
+UPLOAD = "image"
+"""Name of the upload in messages."""
+
+_BASE64 = (b"data:", b"iVBORw0KGgo", b"/9j/")
+"""Starts of a data URL, and of a PNG and a JPEG in base64."""
+
+DISCONNECTED = 499
+"""Status in the metrics of a request whose client went away, as of nginx; it is never sent."""
+
+_DISCARD_SECONDS = 5
+"""Seconds that the rest of a refused upload is read, so that the client reads the answer."""
+
+
+class Metrics:
+    """Metrics of a server, in the text format of Prometheus."""
+
+    def __init__(self) -> None:
+        # a line with the time of creation for each of the others
+        disable_created_metrics()
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "seamseg_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "seamseg_request_seconds",
+            "Time of predictions, from the start of the request to the result.",
+            registry=registry,
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100),
+        )
+        self.batch_size = Histogram(
+            "seamseg_batch_size", "Images of each batch.", registry=registry, buckets=(1, 2, 4, 8, 16, 32, 64)
+        )
+        self.in_progress = Gauge("seamseg_in_progress", "Predictions requested and not answered.", registry=registry)
+        self.waiting = Gauge("seamseg_queue_length", "Images that wait for the network.", registry=registry)
+
+
+class Service:
+    """The routes, for a predictor that only this service uses; `cut_off` counts requests that the end cut off."""
+
+    def __init__(self, predictor: Predictor[Any], name: str, options: ServeLimits, debug: bool = False) -> None:
+        self.options = options
+        self.cut_off = 0
+        # names of files need not be Unicode
+        self.name = name.encode("utf-8", "backslashreplace").decode("utf-8")
+        self._debug = debug
+        self.metrics = Metrics()
+        self._encoder = ResultEncoder(predictor)
+        self._network = predictor.network
+        self._kind = predictor.kind
+        self._prepare = ImagePreparation(predictor.input_size)
+        # no format of a panoptic network reads its detections
+        predictor.map_only = predictor.kind == "panoptic"
+        self._max_pixels = int(options.max_megapixels * 1e6)
+        batch_wait = options.batch_wait / 1e3
+        self._batcher = Batcher(predictor, options.batch_size, batch_wait, self.metrics.batch_size.observe)
+        self.metrics.waiting.set_function(lambda: self._batcher.waiting)
+        # decode and encode beside the network; their number bounds the memory of whole images
+        self._threads = ThreadPoolExecutor(share_cores().decoders, "images")
+        self._in_progress = self._uploaded = self._large_bytes = 0
+        limit = f"{options.max_upload:g} MiB, {options.max_megapixels:g} megapixels"
+        self._page = "".join(page_frame(f"{self.name} · seamseg", PAGE, limit=limit))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._batcher.close()
+        self._threads.shutdown()
+
+    async def page(self, request: Request) -> Response:
+        """`GET /`."""
+        # a policy in the markup cannot forbid frames
+        return HTMLResponse(self._page, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
+
+    async def health(self, request: Request) -> Response:
+        """`GET /health`."""
+        ready = self._batcher.alive
+        content = {
+            "status": "ready" if ready else "stopping",
+            "model": self.name,
+            "kind": self._kind,
+            "device": str(self._network.device),
+            "precision": self._network.precision,
+            "formats": self._encoder.formats,
+            "version": __version__,
+        }
+        return JSONResponse(content, 200 if ready else 503)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """`GET /metrics`."""
+        text = exposition.generate_latest(self.metrics.registry)
+        return Response(text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
+
+    async def predict(self, request: Request) -> Response:
+        """`POST /predict`."""
+        start = time.perf_counter()
+        body = _Body(request.receive)
+        try:
+            with self.metrics.in_progress.track_inprogress():
+                content = await self._predict(Request(request.scope, body), start + self.options.timeout)
+        except ClientDisconnect:
+            return Response(status_code=DISCONNECTED)
+        except asyncio.CancelledError:
+            # uvicorn cancels a request only at its end; it would print a traceback of what is raised
+            self.cut_off += 1
+            return JSONResponse({"error": "the server was stopped before the result"}, 503)
+        except (HTTPException, InputError) as error:
+            # a client that waits for a go-ahead sends nothing
+            if "expect" not in request.headers:
+                await body.discard(int(self.options.max_upload * MIB))
+            if isinstance(error, InputError):
+                raise HTTPException(400, str(error)) from None
+            raise
+        except Exception as error:
+            self._log(error)
+            if not lacks_memory(error):
+                raise HTTPException(500, "the prediction failed; the log of the server has the reason") from error
+        else:
+            self.metrics.seconds.observe(time.perf_counter() - start)
+            return Response(content.data, media_type=content.media_type)
+        # after the handler: the error keeps arrays alive
+        raise HTTPException(413, f"{UPLOAD}: not enough memory for its size: send a smaller one")
+
+    async def _predict(self, request: Request, deadline: float) -> Content:
+        _refuse_other_sites(request)
+        name = request.query_params.get("format", self._encoder.formats[0])
+        if name not in self._encoder.formats:
+            known = ", ".join(self._encoder.formats)
+            raise HTTPException(400, f"format={name[:40]}: a model of kind {self._kind} has {known}")
+        self._refuse_if_busy()
+        try:
+            with self._uploading() as count:
+                data = await asyncio.wait_for(self._upload(request, count), deadline - time.perf_counter())
+                loop = asyncio.get_running_loop()
+                needed = await loop.run_in_executor(None, decoding_memory, UPLOAD, data, self._max_pixels)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"the upload took more than {self.options.timeout:g} seconds") from None
+        with self._admitted(needed):
+            work = asyncio.ensure_future(self._compute(name, data))
+            gone = asyncio.ensure_future(_disconnected(request))
+            try:
+                left = max(0.0, deadline - time.perf_counter())
+                await asyncio.wait({work, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    return work.result()
+                if gone.done():
+                    raise ClientDisconnect
+                raise HTTPException(504, f"no result within {self.options.timeout:g} seconds")
+            finally:
+                # what waits for the network is dropped, before another request takes its place
+                work.cancel()
+                gone.cancel()
+                await asyncio.wait({work})
+
+    def _refuse_if_busy(self, large: int = 0) -> None:
+        """Refuse a request if too many are in progress, or too many large images, which would keep others waiting."""
+        text = ""
+        if self._in_progress >= self.options.queue:
+            text = f"{self._in_progress} requests are in progress"
+        elif large and self._large_bytes and self._large_bytes + large > budget():
+            text = "other large images are in progress"
+        elif self._uploaded > self.options.queue * self.options.max_upload * MIB:
+            text = f"uploads of {format_bytes(self._uploaded)} are in progress"
+        if text:
+            headers = {"Retry-After": str(self._batcher.retry_after)}
+            raise HTTPException(503, f"busy: {text}, try again later", headers)
+
+    @contextmanager
+    def _admitted(self, needed: int) -> Iterator[None]:
+        large = needed if needed > RGB_BYTES * LARGE_PIXELS else 0
+        self._refuse_if_busy(large)
+        self._in_progress += 1
+        self._large_bytes += large
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            self._large_bytes -= large
+
+    @contextmanager
+    def _uploading(self) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of an upload until it is admitted; the function raises if all take too much memory."""
+        received = 0
+
+        def count(size: int) -> None:
+            nonlocal received
+            received += size
+            self._uploaded += size
+            self._refuse_if_busy()
+
+        try:
+            yield count
+        finally:
+            self._uploaded -= received
+
+    async def _upload(self, request: Request, count: Callable[[int], None]) -> bytes:
+        """Read the image: the body, or the file `file` of a form."""
+        limit = int(self.options.max_upload * MIB)
+        stated = request.headers.get("content-length", "0")
+        if stated.isdecimal() and len(stated) < 20 and int(stated) > limit + _FORM_BYTES:
+            raise _too_large(limit)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "multipart/form-data":
+            data = await _file_of_form(request, limit, count)
+        else:
+            data = b"".join([block async for block in _limited(request, limit, count)])
+        if not data:
+            raise HTTPException(400, f"{UPLOAD}: empty: send an image as the body, or as `file` of a form")
+        if len(data) > limit:
+            raise _too_large(limit)
+        if kind == "application/json" or data.startswith(_BASE64):
+            raise HTTPException(400, f"{UPLOAD}: JSON or base64, as in a data URL: send the bytes of the image")
+        return data
+
+    async def _compute(self, name: str, data: bytes) -> Content:
+        loop = asyncio.get_running_loop()
+        image = await loop.run_in_executor(self._threads, self._decode, data)
+        prediction = await asyncio.wrap_future(self._batcher.submit(image.pixels))
+        encode = partial(self._encode, name, prediction, image.size, partial(self._open, data))
+        return await loop.run_in_executor(self._threads, encode)
+
+    def _open(self, data: bytes) -> Image.Image:
+        return open_image(UPLOAD, data, max_pixels=self._max_pixels)
+
+    def _decode(self, data: bytes) -> PreparedImage:
+        with keep_turn():
+            return self._prepare(self._open(data))
+
+    def _encode(self, *args: Any) -> Content:
+        try:
+            return self._encoder.encode(*args)
+        except InputError as error:  # the format does not take the image
+            raise InputError(f"{UPLOAD}: {error}") from None
+
+    def _log(self, error: Exception) -> None:
+        if self._debug:
+            echo("".join(traceback.format_exception(error)), file=sys.stderr)
+        echo(f"POST /predict: {type(error).__name__}: {one_line(error)[:300]}", file=sys.stderr, flush=True)
+
+
+def build_app(service: Service, hosts: Sequence[str] = ("*",)) -> Starlette:
+    """Return the application; it accepts these names in the header `Host`, `*` for all.
+
+    Any page can make a browser send requests to a local address under a name of its own (DNS rebinding).
+    """
+    routes = [
+        Route("/", service.page, methods=["GET"]),
+        Route("/health", service.health, methods=["GET"]),
+        Route("/metrics", service.show_metrics, methods=["GET"]),
+        Route("/predict", service.predict, methods=["POST"]),
+    ]
+    paths = {route.path for route in routes}
+    return Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(_CountAndProtect, service.metrics.requests, paths),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        ],
+        exception_handlers={HTTPException: _as_json},
+    )
+
+
+async def _as_json(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+class _CountAndProtect:
+    """Counts responses by their status, and adds headers that restrict browsers."""
+
+    def __init__(self, app: ASGIApp, requests: Counter, paths: set[str]) -> None:
+        self._app = app
+        self._requests = requests
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._requests.labels(path, str(message["status"])).inc()
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Cache-Control"] = "no-store"
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        await self._app(scope, receive, send_counted)
+
+
+class _Body:
+    """Receives a request, and records whether all of its body has come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._complete = self._complete or not message.get("more_body", False)
+        return message
+
+    async def discard(self, limit: int) -> None:
+        """Read what is left, unless it is large or slow: a client that cannot send it all may not read the answer."""
+
+        async def read() -> None:
+            size = 0
+            while not self._complete and size <= limit:
+                size += len((await self()).get("body", b""))
+
+        # cancelled at the end of the server: the answer goes out all the same
+        with suppress(asyncio.TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(read(), _DISCARD_SECONDS)
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Refuse what a browser sends for a page of another site; it could not read the result, but costs time."""
+    origin = request.headers.get("origin")
+    # of a reverse proxy that replaces the host; pages of other sites cannot set it
+    hosts = request.headers.get("host"), request.headers.get("x-forwarded-host")
+    # without encryption, and in older browsers, only the page's origin is stated
+    foreign = origin is not None and origin.partition("//")[2] not in hosts
+    site = request.headers.get("sec-fetch-site", "cross-site" if foreign else "none")
+    if site not in ("same-origin", "none"):
+        raise HTTPException(403, "requests from pages of other sites are refused")
+
+
+_FORM_BYTES = 64 << 10
+"""Size of a form beside its image."""
+
+
+class _InMemory(MultiPartParser):
+    """Keeps files in memory, whose size is limited before: images do not reach the disk."""
+
+    spool_max_size = sys.maxsize
+
+
+async def _file_of_form(request: Request, limit: int, count: Callable[[int], None]) -> bytes:
+    parser = _InMemory(
+        request.headers,
+        _limited(request, limit + _FORM_BYTES, count),
+        max_files=1,
+        max_fields=8,
+        max_part_size=_FORM_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise HTTPException(400, f"broken form: {error.message}") from None
+    file = form.get("file")
+    try:
+        if not isinstance(file, UploadFile):
+            given = f"; it has {', '.join(one_line(name)[:40] for name in form)}" if form else ""
+            raise HTTPException(400, f"the form has no file named `file` with a `filename=`{given}")
+        return await file.read()
+    finally:
+        await form.close()
+
+
+async def _limited(request: Request, limit: int, count: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
+    size = 0
+    async with aclosing(request.stream()) as stream:
+        async for block in stream:
+            size += len(block)
+            if size > limit:
+                raise _too_large(limit)
+            count(len(block))
+            yield block
+
+
+def _too_large(limit: int) -> HTTPException:
+    return HTTPException(413, f"{UPLOAD}: is larger than {format_bytes(limit)}, the limit of an upload")
+
+
+async def _disconnected(request: Request) -> None:
+    """Wait until the client goes away; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

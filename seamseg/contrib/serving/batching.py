@@ -1,0 +1,173 @@
+"""The threads that run the network on images of concurrent requests, in batches."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from seamseg.inference.predictor import Predictor
+from seamseg.maps.predictions import ArrayPrediction
+
+LONGEST_RETRY = 60
+"""Maximum number of seconds in the `Retry-After` of a refused request."""
+
+_SMOOTHING = 0.2
+
+
+@dataclass(eq=False)
+class _Job:
+    pixels: np.ndarray
+    future: Future[ArrayPrediction] = field(default_factory=Future)
+    arrived: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """Runs a network in threads of its own, on batches of what arrives.
+
+    Images that arrive while a batch is computed form the next ones. A batch holds images of equal network size only, so
+    that none is padded and no result depends on other images. One that is processed in tiles is a batch of its own.
+
+    Parameters
+    ----------
+    predictor : predictor that owns the network; nothing else may run it
+    batch_size : maximum number of images of a batch; None for 4 on a GPU, 1 on a CPU. With None or more than 1, each
+        core of a CPU computes batches of small images of its own, see :meth:`Predictor.images_at_a_time`; with 1, all
+        cores compute one image together
+    wait : seconds that an incomplete batch waits for more images
+    on_batch : called in a thread with the size of each batch before it is computed
+    """
+
+    def __init__(
+        self, predictor: Predictor, batch_size: int | None, wait: float, on_batch: Callable[[int], None] | None = None
+    ) -> None:
+        self._predictor = predictor
+        self._batch_size = batch_size or (4 if predictor.network.on_gpu else 1)
+        self._wait = wait
+        self._on_batch = on_batch
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._seconds = 0.0
+        self._at_a_time = ExitStack()
+        shares = nullcontext((1, None)) if batch_size == 1 else predictor.images_at_a_time()
+        count, begin = self._at_a_time.enter_context(shares)
+        options: dict[str, Any] = {"target": self._loop, "args": (begin,), "name": "network", "daemon": True}
+        self._threads = [threading.Thread(**options) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of images that wait for the network."""
+        with self._changed:
+            return sum(not job.future.cancelled() for job in self._jobs)
+
+    @property
+    def alive(self) -> bool:
+        """Whether images are computed."""
+        return all(thread.is_alive() for thread in self._threads) and not self._closing
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until the images that wait now will have been computed, from 1 to :data:`LONGEST_RETRY`."""
+        return min(LONGEST_RETRY, max(1, math.ceil((self.waiting + 1) * self._seconds)))
+
+    def submit(self, pixels: np.ndarray) -> Future[ArrayPrediction]:
+        """Have a prepared image computed, unless the future is cancelled before its batch has started."""
+        job = _Job(pixels)
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the batcher is closed")
+            self._jobs.append(job)
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Compute what waits, and end the threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._at_a_time.close()
+
+    def _loop(self, begin: Callable[[], object] | None) -> None:
+        if begin is not None:
+            begin()
+        while True:
+            with self._changed:
+                batch = self._next_batch()
+            if batch is None:
+                return
+            running = [job for job in batch if job.future.set_running_or_notify_cancel()]
+            if running:
+                start = time.perf_counter()
+                self._compute(running)
+                seconds = (time.perf_counter() - start) / (len(running) * len(self._threads))
+                self._seconds += (seconds - self._seconds) * (_SMOOTHING if self._seconds else 1)
+            # the images would stay in memory until the next batch
+            del batch, running
+
+    def _next_batch(self) -> list[_Job] | None:
+        """Wait for a batch and remove it from the queue; None if there will be none."""
+        while True:
+            self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
+            groups = self._groups()
+            if groups:
+                left = groups[0][0].arrived + self._wait - time.monotonic()
+                full = next((group for group in groups if len(group) == self._most(group[0])), None)
+                batch = groups[0] if left <= 0 or self._closing else full
+                if batch is not None:
+                    taken = set(map(id, batch))
+                    self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+                    # another thread may have slept while this one waited for the batch
+                    if self._jobs:
+                        self._changed.notify()
+                    return batch
+                self._changed.wait(left)
+            elif self._closing:
+                return None
+            else:
+                self._changed.wait()
+
+    def _groups(self) -> list[list[_Job]]:
+        """Return the first batch of each network size, the one with the oldest image first."""
+        groups: dict[tuple[int, ...], list[_Job]] = {}
+        for job in self._jobs:
+            group = groups.setdefault(job.pixels.shape, [])
+            if len(group) < self._most(job):
+                group.append(job)
+        return list(groups.values())
+
+    def _most(self, job: _Job) -> int:
+        """Return the largest size of a batch with an image."""
+        height, width = job.pixels.shape[:2]
+        return self._batch_size if self._predictor.tiling.side_for((height, width)) is None else 1
+
+    def _compute(self, batch: Sequence[_Job]) -> None:
+        if self._on_batch is not None:
+            self._on_batch(len(batch))
+        try:
+            # copies: slices would keep the outputs of the whole batch in memory; those of a GPU already are copies
+            found = self._predictor.raw([job.pixels for job in batch])
+            predictions = [p.copy() if p.semantic_on_gpu is None else p for p in found]
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+        else:
+            for job, prediction in zip(batch, predictions, strict=True):
+                job.future.set_result(prediction)
+            return
+        # only the image that fails alone has failed
+        for job in batch:
+            self._compute([job])

@@ -1,0 +1,62 @@
+"""Options of `serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+from seamseg.inference.options import LoadOptions
+from seamseg.utils.errors import InputError
+from seamseg.utils.options import option
+
+_server, _limit = partial(option, group="server"), partial(option, group="limits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeLimits:
+    """Batches and limits of a server."""
+
+    batch_size: int | None = _server(
+        "maximum number of images of equal network size computed together (default: 4 on a GPU, 1 elsewhere); each "
+        "core of a CPU computes small images of its own, unless this is set to 1",
+        None,
+        "N",
+    )
+    batch_wait: float = _server(
+        "milliseconds that an incomplete batch waits for more images while the network is idle (default: 0)", 0.0, "MS"
+    )
+    queue: int = _limit("maximum number of requests in progress, others get 503 (default: 32)", 32, "N")
+    max_upload: float = _limit("maximum size of an uploaded image in MiB (default: 32)", 32.0, "MIB")
+    max_megapixels: float = _limit("maximum size of an image in megapixels (default: 50)", 50.0, "N")
+    timeout: float = _limit("maximum duration of a request in seconds, then 504 (default: 60)", 60.0, "S")
+
+    def __post_init__(self) -> None:
+        for field in fields(ServeLimits):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            # false for NaN
+            if not (0 <= value < float("inf")) or (value == 0 and field.name != "batch_wait"):
+                raise InputError(f"`{field.name}={value}`: must be positive and finite")
+        from seamseg.maps.images import MAX_PIXELS
+
+        if self.max_megapixels * 1e6 > MAX_PIXELS:
+            given = f"`max_megapixels={self.max_megapixels}`"
+            raise InputError(f"{given}: images above {MAX_PIXELS / 1e6:.0f} megapixels are never decoded")
+
+
+@dataclass(frozen=True)
+class ServeOptions(ServeLimits, LoadOptions):
+    """Options of :func:`seamseg.serve`."""
+
+    _: KW_ONLY
+    host: str = _server("address to listen on (default: 127.0.0.1)", "127.0.0.1", "H")
+    port: int = _server("0 for any free one (default: 8000)", 8000, "N")
+
+    def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:  # type: ignore[override]
+        LoadOptions.__post_init__(self, components)
+        ServeLimits.__post_init__(self)
+        if self.probabilities:
+            raise InputError("`probabilities` has no effect: no response contains them")

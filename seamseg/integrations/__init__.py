@@ -1,1 +1,0 @@
-"""Models inside of other tools."""

@@ -1,0 +1,103 @@
+"""Pixel and instance level of the Cityscapes benchmark by the official tools (`cityscapesscripts`), frame by frame.
+
+The tools read the files again, of which sizes and labels are checked before, and neither print nor write anything.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.evaluation.cityscapes.scores import InstanceClassScores, InstanceLevelScores, LabelScores, PixelScores
+from seamseg.maps.evaluation.scores import mean
+from seamseg.maps.formats.cityscapes.labels import EVALUATED
+from seamseg.maps.formats.cityscapes.layout import CityscapesFrame
+from seamseg.utils.errors import require_packages
+from seamseg.utils.limits import reading_image
+
+
+class _Tool:
+    """A module of `cityscapesscripts.evaluation`, and its options."""
+
+    def __init__(self, name: str) -> None:
+        require_packages("cityscapesscripts", what="the pixel and instance level of Cityscapes")
+        # cityscapesscripts 2.3 calls a function that numpy 2.4 no longer has
+        if not hasattr(np, "in1d"):
+            np.in1d = np.isin  # type: ignore[attr-defined]
+        self.module: Any = importlib.import_module(f"cityscapesscripts.evaluation.{name}")
+        self.args = copy.copy(self.module.args)
+        self.args.quiet, self.args.JSONOutput = True, False
+        self.n_images = 0
+
+
+class PixelLevel(_Tool):
+    """Pixel-level evaluation of a stream of frames; constant memory."""
+
+    def __init__(self) -> None:
+        super().__init__("evalPixelLevelSemanticLabeling")
+        self._confusion = self.module.generateMatrix(self.args)
+        self._instances = self.module.generateInstanceStats(self.args)
+
+    def add(self, frame: CityscapesFrame, predicted: Path) -> None:
+        """Add a frame and its predicted label ids, whose values and sizes are valid."""
+        files = str(predicted), str(frame.label_ids)
+        self.module.evaluatePair(*files, self._confusion, self._instances, {}, self.args)
+        self.n_images += 1
+
+    def scores(self) -> PixelScores:
+        """Compute the scores of all frames so far."""
+        classes = [self._scores("Label", label.name, label.id) for label in EVALUATED]
+        categories = [
+            self._scores("Category", name, name) for name in dict.fromkeys(label.category for label in EVALUATED)
+        ]
+        means = [mean(getattr(c, key) for c in group) for group in (classes, categories) for key in ("IoU", "iIoU")]
+        return PixelScores(means[0], means[1], means[2], means[3], self.n_images, classes, categories)
+
+    def _scores(self, group: str, name: str, key: Any) -> LabelScores:
+        iou = getattr(self.module, f"getIouScoreFor{group}")(key, self._confusion, self.args)
+        weighted = getattr(self.module, f"getInstanceIouScoreFor{group}")
+        return LabelScores(name, iou, weighted(key, self._confusion, self._instances, self.args))
+
+
+class InstanceLevel(_Tool):
+    """Instance-level evaluation of a stream of frames; keeps the overlaps of all predictions."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__("evalInstanceLevelSemanticLabeling")
+        self.module.setInstanceLabels(self.args)
+        self.args.predictionPath = str(root.absolute())
+        self._names = list(self.args.instLabels)
+        self._matches: dict[str, Any] = {}
+
+    def match(self, frame: CityscapesFrame, predicted: Path) -> Mapping[str, Any]:
+        """Return the overlaps of the masks of a text file with the instances of a frame; may run in any thread."""
+        truth = str(frame.instance_ids)
+        with reading_image(predicted, "a mask is missing", "a mask is not readable"):
+            instances = self.module.instances2dict([truth], False)
+            found: Mapping[str, Any] = self.module.matchGtWithPreds([str(predicted)], [truth], instances, self.args)
+        return found
+
+    def add(self, matches: Mapping[str, Any]) -> None:
+        """Add the overlaps of a frame."""
+        self._matches |= matches
+        self.n_images += 1
+
+    def scores(self) -> InstanceLevelScores:
+        """Compute the scores of all frames so far."""
+        rows = {name: [self._average(name, overlap) for overlap in self.args.overlaps] for name in self._names}
+        classes = [InstanceClassScores(name, sum(row) / len(row), row[0]) for name, row in rows.items()]
+        return InstanceLevelScores(mean(c.AP for c in classes), mean(c.AP50 for c in classes), self.n_images, classes)
+
+    def _average(self, name: str, overlap: float) -> float:
+        """Return the average precision of a class at a threshold; NaN without true instances."""
+        args = copy.copy(self.args)
+        args.instLabels, args.overlaps = [name], [overlap]
+        try:
+            return float(self.module.evaluateMatches(self._matches, args)[0, 0, 0])
+        except IndexError:  # it fails where there are instances, and all predictions are ignored
+            return 0.0

@@ -1,0 +1,316 @@
+"""The evaluation folder: the results of an evaluation as files, by image and by segment.
+
+- `evaluation.json`: scores, classes, confusion matrix, paths of the maps and images
+- `images.jsonl`: one line per image with its scores and the outcome of each segment
+- `maps/NAME/`: images of the maps of custom heads
+
+The maps are in the COCO panoptic format, so the official tools can verify the scores. The keys are described in
+docs/how-to/evaluate.md. `seamseg report` creates an HTML page from such a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.evaluation.evaluator import Comparison
+from seamseg.maps.evaluation.scores import PanopticScores, numbers_of
+from seamseg.maps.formats.metadata import parse_colour
+from seamseg.maps.panoptic_map import ClassInfo
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes, replacing, write_json
+from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, format_bytes, open_file, parse_json
+
+FORMAT = "seamseg evaluation 1"
+_UNFINISHED = "seamseg evaluation, not finished"
+SUMMARY, IMAGES, MAPS = "evaluation.json", "images.jsonl", "maps"
+"""The files of the folder, and the folder of the maps of custom heads."""
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """The outcome of a segment.
+
+    Attributes
+    ----------
+    id : id in the id PNG
+    category : dense class
+    area : pixels
+    outcome : "matched"; for the ground truth also "missed" and "crowd"; for predictions also "false" and "forgiven"
+        (mostly on void or crowd)
+    partner, iou : segment of the same class in the other map with the largest IoU, None if there is none
+    iscrowd : whether a segment of the ground truth is a crowd
+    score : score of a prediction, None if unknown
+    """
+
+    id: int
+    category: int
+    area: int
+    outcome: str
+    partner: int | None
+    iou: float | None
+    iscrowd: bool = False
+    score: float | None = None
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> SegmentRecord:
+        """Read a segment of a line of `images.jsonl`; TypeError or ValueError if it is invalid."""
+        segment = SegmentRecord(**entry)
+        _expect_numbers(segment, int, "id", "category", "area")
+        _expect_numbers(segment, (int, float, NoneType), "iou", "score")
+        _expect_numbers(segment, (int, NoneType), "partner")
+        if not isinstance(segment.outcome, str):
+            raise ValueError(f"invalid outcome: {segment.outcome!r}")
+        return segment
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """Scores of one image, as fractions, None if undefined, and its segments.
+
+    Attributes
+    ----------
+    image_id : id as in the JSONs
+    photo : file name in the folder of the images, None if unknown
+    width, height : size of the maps
+    ground_truth_png, prediction_png : file names in the folders of the maps
+    PQ, SQ, RQ, mIoU : means over the classes that occur in the image
+    ground_truth, prediction : the segments
+    maps : output maps of custom heads by name: image files in the folder `maps` of the evaluation
+    """
+
+    image_id: int | str
+    photo: str | None
+    width: int
+    height: int
+    ground_truth_png: str
+    prediction_png: str
+    PQ: float | None
+    SQ: float | None
+    RQ: float | None
+    mIoU: float | None
+    ground_truth: list[SegmentRecord]
+    prediction: list[SegmentRecord]
+    maps: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a line of `images.jsonl`."""
+        return {name: value for name, value in asdict(self).items() if value or name != "maps"}
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> ImageRecord:
+        """Create a record, the inverse of :meth:`to_json`; KeyError, TypeError or ValueError for invalid content."""
+        segments = {key: [SegmentRecord.from_json(s) for s in entry[key]] for key in ("ground_truth", "prediction")}
+        image = ImageRecord(**{**entry, **segments})
+        _expect_numbers(image, int, "width", "height")
+        _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
+        if not isinstance(image.maps, dict):
+            raise ValueError(f"invalid maps: {image.maps!r:.80}")
+        photo = () if image.photo is None else (image.photo,)
+        names = image.ground_truth_png, image.prediction_png, *photo, *image.maps, *image.maps.values()
+        if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"invalid image_id or file names: {image.image_id!r}, {names}")
+        if min(image.width, image.height) <= 0:
+            raise ValueError(f"invalid size: {image.width} x {image.height}")
+        return image
+
+
+def _expect_numbers(record: SegmentRecord | ImageRecord, types: type | tuple[type, ...], *names: str) -> None:
+    """Raise ValueError for a field of another type or out of the range of int64."""
+    for name in names:
+        value: Any = getattr(record, name)
+        is_valid = isinstance(value, types) and not isinstance(value, bool)
+        if not is_valid or not (value is None or -1 << 63 < value < 1 << 63):
+            raise ValueError(f"invalid {name}: {value!r}")
+
+
+def image_record(
+    comparison: Comparison,
+    scores: PanopticScores,
+    size: Sequence[int],
+    image_id: int | str,
+    photo: str | None,
+    ground_truth_png: str,
+    prediction_png: str,
+) -> ImageRecord:
+    """Create the record of an image of `size` (height, width) from its own matches and scores."""
+    matches = comparison.matches
+    matched_gt = {pair.gt for pair in matches.matched}
+    matched_pred = {pair.pred for pair in matches.matched}
+    false = {s.id for s in matches.false_positives}
+    partner_of_gt: dict[int, tuple[int, float]] = {}
+    partner_of_pred: dict[int, tuple[int, float]] = {}
+    for pair in sorted(matches.overlapping, key=lambda pair: pair.iou, reverse=True):
+        partner_of_gt.setdefault(pair.gt, (pair.pred, pair.iou))
+        partner_of_pred.setdefault(pair.pred, (pair.gt, pair.iou))
+    gt = []
+    for s in comparison.gt:
+        outcome = "crowd" if s.iscrowd else "matched" if s.id in matched_gt else "missed"
+        partner, iou = partner_of_gt.get(s.id, (None, None))
+        gt.append(SegmentRecord(s.id, s.category, round(matches.gt_areas[s.id]), outcome, partner, iou, s.iscrowd))
+    pred = []
+    for s in comparison.pred:
+        outcome = "matched" if s.id in matched_pred else "false" if s.id in false else "forgiven"
+        partner, iou = partner_of_pred.get(s.id, (None, None))
+        pred.append(SegmentRecord(s.id, s.category, matches.pred_areas[s.id], outcome, partner, iou, score=s.score))
+    files: dict[str, Any] = {"ground_truth_png": ground_truth_png, "prediction_png": prediction_png}
+    means = numbers_of(scores, ("PQ", "SQ", "RQ", "mIoU"))
+    return ImageRecord(image_id, photo, size[1], size[0], **files, **means, ground_truth=gt, prediction=pred)
+
+
+@dataclass(frozen=True)
+class MapFiles:
+    """A COCO panoptic JSON and the folder of its PNGs."""
+
+    json: Path
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation folder.
+
+    Attributes
+    ----------
+    folder : path of the folder
+    title : description of what was evaluated
+    scores : content of :meth:`PanopticScores.to_json`
+    classes, colours : names and colours in dense order; a colour is None if unknown
+    confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
+    ground_truth, prediction : the maps
+    photos : folder of the images, None if unknown
+    own_maps : whether the maps were written by the evaluation, or existed before
+    """
+
+    folder: Path
+    title: str
+    scores: dict[str, Any]
+    classes: list[ClassInfo]
+    colours: list[tuple[int, int, int] | None]
+    confusion: np.ndarray
+    ground_truth: MapFiles
+    prediction: MapFiles
+    photos: Path | None
+    own_maps: bool = False
+
+    def images(self) -> Iterator[ImageRecord]:
+        """Read the images line by line."""
+        path = self.folder / IMAGES
+        try:
+            with open_file(path) as lines:
+                for number, line in enumerate(iter(partial(lines.readline, LINE_BYTES + 1), b""), start=1):
+                    if len(line) > LINE_BYTES:
+                        raise InputError(f"{path}, line {number}: is longer than {format_bytes(LINE_BYTES)}")
+                    try:
+                        yield ImageRecord.from_json(parse_json(line, _reject_constant))
+                    except (ValueError, KeyError, TypeError) as error:
+                        raise InputError(f"{path}, line {number}: invalid image record: {error}") from error
+        except FileNotFoundError:
+            raise InputError(
+                f"{path}: no such file (one line per image); evaluate again with `seamseg evaluate --out`"
+            ) from None
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+
+
+def begin_evaluation(folder: Path, own_maps: bool) -> bool:
+    """Mark a folder as unfinished until :func:`write_summary`; `own_maps` if the evaluation will write the maps, too.
+
+    Return whether existing maps in the folder were written by an evaluation and may be replaced.
+    """
+    path = folder / SUMMARY
+    try:
+        had_maps = parse_json(read_bytes(path, "summary", EVALUATION_BYTES)).get("own_maps") is True
+    except (InputError, ValueError, AttributeError):
+        had_maps = False
+    write_json(path, {"format": _UNFINISHED, "own_maps": own_maps})
+    return had_maps
+
+
+def write_images(folder: Path, records: Iterable[ImageRecord]) -> None:
+    """Write `images.jsonl` line by line, atomically."""
+    with replacing(folder / IMAGES) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record.to_json(), allow_nan=False, separators=(",", ":")) + "\n")
+
+
+def write_summary(evaluation: Evaluation) -> Path:
+    """Write `evaluation.json`; paths inside the folder are relative to it."""
+    folder = evaluation.folder
+
+    def files(of: MapFiles) -> dict[str, str]:
+        return {"json": _portable(of.json, folder), "folder": _portable(of.folder, folder)}
+
+    content = {
+        "format": FORMAT,
+        "title": evaluation.title,
+        "scores": evaluation.scores,
+        "classes": [
+            {"id": c.id, "name": c.name, "isthing": c.isthing, "color": None if rgb is None else list(rgb)}
+            for c, rgb in zip(evaluation.classes, evaluation.colours)
+        ],
+        "confusion": evaluation.confusion.tolist(),
+        "ground_truth": files(evaluation.ground_truth),
+        "prediction": files(evaluation.prediction),
+        "photos": None if evaluation.photos is None else _portable(evaluation.photos, folder),
+        "own_maps": evaluation.own_maps,
+    }
+    write_json(folder / SUMMARY, content)
+    return folder / SUMMARY
+
+
+def read_evaluation(folder: str | Path) -> Evaluation:
+    """Read the `evaluation.json` of a folder; the images are read later, one by one.
+
+    Raises
+    ------
+    InputError
+        if it is missing or invalid
+    """
+    folder = Path(folder)
+    path = folder / SUMMARY
+    raw = read_bytes(path, "summary that `seamseg evaluate --out` writes", EVALUATION_BYTES)
+    try:
+        content = parse_json(raw, _reject_constant)
+        if content["format"] == _UNFINISHED:
+            raise InputError(f"{folder}: the evaluation was interrupted or failed; run `seamseg evaluate` again")
+        if content["format"] != FORMAT:
+            raise InputError(f"{path}: has the format {content['format']!r}, expected {FORMAT!r}")
+
+        def files(of: Mapping[str, str]) -> MapFiles:
+            return MapFiles(folder / of["json"], folder / of["folder"])
+
+        json.dumps(content["scores"], allow_nan=False)  # 1e400 is infinite
+        classes = [ClassInfo(str(c["name"]), int(c["id"]), bool(c["isthing"])) for c in content["classes"]]
+        confusion = np.array(content["confusion"], np.int64).reshape(len(classes), len(classes) + 1)
+        return Evaluation(
+            folder,
+            str(content["title"]),
+            dict(content["scores"]),
+            classes,
+            [None if (rgb := c.get("color")) is None else parse_colour(rgb) for c in content["classes"]],
+            confusion,
+            files(content["ground_truth"]),
+            files(content["prediction"]),
+            None if content["photos"] is None else folder / content["photos"],
+            content.get("own_maps") is True,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise InputError(f"{path}: not an evaluation summary ({type(error).__name__}: {error})") from error
+
+
+def _reject_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+def _portable(path: Path, folder: Path) -> str:
+    inside = os.path.relpath(path, folder)
+    return str(path.resolve()) if inside.startswith("..") else Path(inside).as_posix()

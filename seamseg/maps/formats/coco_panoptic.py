@@ -1,0 +1,213 @@
+"""Reading of the COCO panoptic format: a JSON of segments, and one PNG per image with segment ids as colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.formats.id_png import read_id_png, read_id_runs
+from seamseg.maps.idmaps.id_runs import IdRuns
+from seamseg.maps.panoptic_map import ClassInfo, SegmentInfo
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import join_inside, read_bytes
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The annotation of one image in the JSON."""
+
+    image_id: int | str
+    file_name: str
+    segments_info: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CocoPanoptic:
+    """A COCO panoptic JSON and the folder of its PNGs.
+
+    Attributes
+    ----------
+    path, folder : path of the JSON, and folder of the PNGs
+    annotations : annotations in the order of the file
+    categories : None if the file has none, which is valid for predictions
+    photo_names : file name of the image by image id, for the images listed in the file
+    colours : colours by category id, for the categories with a colour
+    """
+
+    path: Path
+    folder: Path
+    annotations: list[Annotation]
+    categories: list[ClassInfo] | None
+    photo_names: Mapping[int | str, str]
+    colours: Mapping[int, tuple[int, int, int]]
+
+    def png(self, annotation: Annotation) -> Path:
+        """Return the path of the id map of an image."""
+        return join_inside(self.folder, annotation.file_name)
+
+    def read_ids(self, annotation: Annotation) -> np.ndarray:
+        """Read the id map of an image, `H x W` uint32."""
+        return read_id_png(self.png(annotation))
+
+    def read_runs(self, annotation: Annotation) -> IdRuns:
+        """Read the id map of an image as runs."""
+        return read_id_runs(self.png(annotation))
+
+
+def default_folder(json_path: Path) -> Path:
+    """Return the default folder of the PNGs: the path of the JSON without `.json`."""
+    return json_path.with_suffix("") if json_path.suffix == ".json" else json_path.with_name(json_path.name + "_png")
+
+
+def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) -> CocoPanoptic:
+    """Read a COCO panoptic JSON; the PNGs are read later, one by one.
+
+    Parameters
+    ----------
+    json_path : the JSON
+    folder : folder of the PNGs; by default the JSON's path without `.json`
+
+    Raises
+    ------
+    InputError
+        if the file or the folder is missing or invalid
+    """
+    path = Path(json_path)
+    content = _read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
+        raise InputError(f"{path}: not a COCO panoptic file: `annotations` is not a list")
+    annotations = [_annotation(entry, path) for entry in content["annotations"]]
+    images = content.get("images") or []
+    if not isinstance(images, list):
+        raise InputError(f"{path}: not a COCO panoptic file: `images` is not a list")
+    try:
+        photo_names = {
+            _image_id(image["id"]): str(image["file_name"])
+            for image in images
+            if isinstance(image, dict) and isinstance(image.get("id"), (int, float, str)) and "file_name" in image
+        }
+    except ValueError as error:
+        raise InputError(f"{path}: invalid image id ({error})") from error
+    where = default_folder(path) if folder is None else Path(folder)
+    if not where.is_dir():
+        raise InputError(
+            f"{where}: no such folder (PNGs of {path.name}); name another one with `gt_folder` or `pred_folder`"
+        )
+    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
+
+
+def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
+    """Parse the segments of an image and look up their dense classes.
+
+    Parameters
+    ----------
+    annotation : annotation of the image
+    class_of : dense class by `category_id`
+    source : the JSON, for errors
+
+    Raises
+    ------
+    InputError
+        if a segment has no id or class, is listed twice, or has an unknown category
+    """
+    segments, ids = [], set()
+    for entry in annotation.segments_info:
+        try:
+            identity, category = whole_number(entry["id"]), whole_number(entry["category_id"])
+            annotated = entry.get("area")
+            area = None if annotated is None else _area(annotated)
+            # like the official tools: 1 or true, nothing else
+            crowd = entry.get("iscrowd", 0) == 1
+            score = _score(entry.get("score"))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise InputError(
+                f"{source}: image {annotation.image_id}: invalid segment ({type(error).__name__}: {error})"
+            ) from error
+        if category not in class_of:
+            raise InputError(
+                f"{source}: image {annotation.image_id}: segment {identity} has category_id {category}, "
+                "which is not a category of the ground truth"
+            )
+        if identity in ids:
+            raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")
+        ids.add(identity)
+        segments.append(SegmentInfo(identity, class_of[category], crowd, area, score))
+    return segments
+
+
+def _image_id(value: Any) -> int | str:
+    return value if isinstance(value, str) else whole_number(value)
+
+
+def _is_thing(entry: Any) -> bool:
+    value = entry["isthing"]
+    if value not in (0, 1):
+        raise ValueError(f"isthing {value!r:.40}, expected 0 or 1")
+    return bool(value)
+
+
+def _area(value: Any) -> int | float:
+    """Parse an area; like the official tools, with fractions of a pixel."""
+    area = float(value)
+    if not math.isfinite(area):
+        raise ValueError(f"area {value}")
+    return int(area) if area.is_integer() else area
+
+
+def _score(value: Any) -> float | None:
+    """Parse an optional score; None if it is not finite."""
+    score = math.nan if value is None else float(value)
+    return score if math.isfinite(score) else None
+
+
+def _read_json(path: Path) -> Any:
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, expected a COCO panoptic JSON")
+    try:
+        return parse_json(read_bytes(path, "COCO panoptic JSON", ANNOTATION_BYTES))
+    except ValueError as error:
+        raise InputError(f"{path}: not a JSON file, or truncated: {error}") from error
+
+
+def _annotation(entry: Any, path: Path) -> Annotation:
+    try:
+        image_id, file_name, segments = _image_id(entry["image_id"]), str(entry["file_name"]), entry["segments_info"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: not a COCO panoptic file: every annotation needs `image_id`, `file_name` and `segments_info` "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(segments, list):
+        raise InputError(f"{path}: not a COCO panoptic file: the annotation of {file_name} is invalid")
+    return Annotation(image_id, file_name, segments)
+
+
+def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
+    entries = content.get("categories")
+    if entries is None:
+        return None
+    try:
+        classes = [ClassInfo(str(c.get("name", c["id"])), whole_number(c["id"]), _is_thing(c)) for c in entries]
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InputError(
+            f"{path}: every category needs `id`, `name` and `isthing` ({type(error).__name__}: {error})"
+        ) from error
+    ids = [c.id for c in classes]
+    if len(set(ids)) != len(ids):
+        raise InputError(f"{path}: two categories have the same id")
+    return classes
+
+
+def _colours(content: dict[str, Any]) -> dict[int, tuple[int, int, int]]:
+    found = {}
+    for category in content.get("categories") or []:
+        colour = category.get("color")
+        if isinstance(colour, list) and len(colour) == 3 and all(isinstance(v, int) and 0 <= v < 256 for v in colour):
+            found[int(category["id"])] = (colour[0], colour[1], colour[2])
+    return found

@@ -1,0 +1,277 @@
+"""The metadata of an exported network: one JSON text inside the file, all that is needed to use it without a snapshot.
+
+It is stored under the key :data:`METADATA_KEY`, in the `metadata_props` of ONNX and in the metadata of an AOTInductor
+package. Packages of panoptic networks also have plain texts, for C++ programs (:mod:`seamseg.contrib.deploy.aoti`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.formats.metadata import Metadata, metadata_of
+from seamseg.maps.predictions import MapFormat, name_problem
+from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.limits import MIB
+from seamseg.version import __version__
+
+METADATA_KEY = "seamseg"
+"""Name of the text in a file."""
+FORMAT = 1
+"""Version of the text; a reader refuses files of a later one."""
+_DETECTIONS = ("boxes", "classes", "scores")
+OUTPUTS = {
+    "panoptic": (*_DETECTIONS, "mask_logits", "count", "classmap"),
+    "instance_seg": (*_DETECTIONS, "mask_logits", "count"),
+    "detection": (*_DETECTIONS, "count"),
+    "semantic": ("classmap", "probability"),
+    "classification": ("logits",),
+}
+"""Names of the outputs of each kind of network, in order."""
+QUERY_OUTPUTS = ("class_logits", "mask_logits")
+"""Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.query_classes`."""
+PARTS = ("all", "dense")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+OPSETS = (20, 21)
+"""Versions of ONNX operators: the lowest with all of them, and the last before a RoiAlign that engines lack."""
+THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
+"""Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
+
+MAX_EXAMPLE_SIDE = 4096
+"""Largest side of packages of free size, and of the images that files are made with."""
+CLASSIFIER_SIDES = (64, 4096)
+"""Smallest and largest side of a classifier of free size."""
+
+MAX_SIDE = 1 << 14
+"""Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
+_MAX_BYTES = 4 * MIB
+_MOST_MAPS = 64
+_MOST_PIXELS = 1 << 17
+
+
+@dataclass(frozen=True)
+class ExportedMetadata:
+    """What an exported file states about its network.
+
+    Parameters
+    ----------
+    kind : key of :data:`OUTPUTS`
+    config : INI text of the network, all overrides applied; JSON text of the configuration for classification
+    metadata : the classes, without images; those of a classifier are things and have names only
+    size : `(height, width)` of the input; None if both are free
+    multiple : free heights and widths must be multiples of this
+    sides : smallest and largest free height and width; None for a fixed size
+    part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
+    precision : compute type, one of :data:`PRECISIONS`
+    mean, std : mean and standard deviation of the three channels, for values in 0..1. The graph applies them to `uint8`
+        images; the images of classifiers must be normalised with them
+    thresholds : thresholds of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
+    licence : licence of the weights, free text; empty if unknown
+    query_classes : class (stuff first) of each class logit of a network of queries but the last one, of "no object";
+        None for other networks
+    maps : output maps of custom heads, by name, which is that of the output
+    reference : shortest side and largest long side of an input of scale 1, see
+        :func:`seamseg.data.input_size.reference_size`, of the training; None if no map has distances
+    with_ids : whether an output `ids` holds the things, in place of masks, see
+        :class:`seamseg.maps.predictions.Prediction`
+    version : version of seamseg that wrote the file
+    extra : further keys, for example `quantization`; JSON values
+
+    Raises
+    ------
+    InputError
+        if a value is out of range; one line
+    """
+
+    kind: str
+    config: str
+    metadata: Metadata
+    size: tuple[int, int] | None
+    multiple: int = 1
+    sides: tuple[int, int] | None = None
+    part: str = "all"
+    precision: str = "fp32"
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    licence: str = ""
+    query_classes: tuple[int, ...] | None = None
+    maps: Mapping[str, MapFormat] = field(default_factory=dict)
+    reference: tuple[int, int] | None = None
+    with_ids: bool = False
+    version: str = __version__
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, known in (("kind", tuple(OUTPUTS)), ("part", PARTS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
+        pairs = [pair for pair in (self.size, self.sides) if pair is not None]
+        right = all(map(_is_side, (self.multiple, *sum(pairs, ())))) and all(len(pair) == 2 for pair in pairs)
+        if not right or (self.sides is not None and self.sides[1] < max(self.sides[0], self.multiple)):
+            raise InputError(
+                f"size {self.size!r:.40}, sides {self.sides!r:.40} and multiple {self.multiple!r:.40} must be positive "
+                f"integers up to {MAX_SIDE}, the first of the sides and the multiple not above the second"
+            )
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != 3 or not all(map(_is_number, getattr(self, name))):
+                raise InputError(f"{name} must be 3 numbers, not {getattr(self, name)!r:.60}")
+        if min(self.std) <= 0:
+            raise InputError(f"std must be positive, not {self.std!r:.60}")
+        wrong = [name for name, value in self.thresholds.items() if name not in THRESHOLDS or not _is_number(value)]
+        if wrong:
+            raise InputError(f"thresholds: {wrong[0]!r:.40} is unknown or not a number")
+        if not all(isinstance(getattr(self, name), str) for name in ("config", "licence", "version")):
+            raise InputError("config, licence and version must be text")
+        found = self.query_classes
+        if found is not None and (self.kind != "panoptic" or not self._are_classes(found)):
+            raise InputError(f"query_classes must be different classes of a panoptic network, not {found!r:.60}")
+        self._check_maps()
+
+    def _check_maps(self) -> None:
+        if problem := next(filter(None, map(name_problem, self.maps)), None):
+            raise InputError(f"maps: {problem}")
+        if self.maps and (self.kind == "classification" or len(self.maps) > _MOST_MAPS):
+            raise InputError(f"maps: a network has up to {_MOST_MAPS}, one of kind classification none")
+        if type(self.with_ids) is not bool or (self.with_ids and self.kind != "panoptic"):
+            raise InputError(f"with_ids must be a flag of a panoptic network, not {self.with_ids!r:.60}")
+
+        sides = self.reference or (1, 1)
+        if len(sides) != 2 or not all(type(side) is int and 0 < side <= _MOST_PIXELS for side in sides):
+            raise InputError(f"reference must be two lengths in pixels, not {self.reference!r:.60}")
+
+    def _are_classes(self, numbers: tuple[int, ...]) -> bool:
+        classes = range(self.metadata.num_classes)
+        known = all(type(number) is int and number in classes for number in numbers)
+        return known and 0 < len(numbers) == len(set(numbers))
+
+    @property
+    def of_queries(self) -> bool:
+        """Whether the network has queries, one class and one mask each."""
+        return self.query_classes is not None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of part "all", in order."""
+        return QUERY_OUTPUTS if self.of_queries else (*OUTPUTS[self.kind], *self.maps, *("ids",) * self.with_ids)
+
+    @property
+    def max_size(self) -> tuple[int, int] | None:
+        """Largest `(height, width)` of an image; None if neither size nor sides are decided yet."""
+        if self.size is None and self.sides is not None:
+            return (self.sides[1] // self.multiple * self.multiple,) * 2
+        return self.size
+
+    def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the `(height, width)` of the input for an image of at most :attr:`max_size`."""
+        if self.size is not None:
+            return self.size
+        least = 1 if self.sides is None else self.sides[0]
+        height, width = (-(-max(side, least) // self.multiple) * self.multiple for side in size)
+        return height, width
+
+    def inputs(self, image: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the inputs by name for an image, at the size of the network's input; not for classifiers.
+
+        Parameters
+        ----------
+        image : `H x W x 3` uint8 RGB, not larger than :attr:`max_size`; it is padded at the bottom and on the right
+        """
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        padded = np.zeros((1, 3, *self.padded_size(size)), np.uint8)
+        padded[0, :, :height, :width] = image.transpose(2, 0, 1)
+        return {"image": padded, "size": np.array(size, np.int64)}
+
+    def to_json(self) -> str:
+        """Return the text that a file stores."""
+        content = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "extra"}
+        classes = asdict(self.metadata.without_images())
+        del classes["images"]
+        content.update(metadata=classes, thresholds=dict(self.thresholds))
+        content["maps"] = {name: asdict(spec) for name, spec in self.maps.items()}
+        for name in ("maps", "reference", "with_ids"):
+            if not content[name]:
+                del content[name]
+        return json.dumps({"format": FORMAT, **content, **self.extra}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str, source: str) -> ExportedMetadata:
+        """Read the text of a file; `source` names the file in errors.
+
+        Raises
+        ------
+        InputError
+            if it is damaged, of a later format, or its values are out of range
+        """
+        content = _parse(text, source)
+        metadata = _classes(content.pop("metadata"), content["kind"], source)
+        own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}
+        extra = {name: value for name, value in content.items() if name not in own}
+        given = {name: value for name, value in content.items() if name in own}
+        try:
+            for name in ("mean", "std", "size", "sides", "reference", "query_classes"):
+                if given.get(name) is not None:
+                    given[name] = tuple(given[name])
+            if not isinstance(given.get("thresholds", {}), dict):
+                raise TypeError("thresholds must be an object")
+            if "maps" in given:
+                given["maps"] = {name: _map_format(spec) for name, spec in given["maps"].items()}
+            return ExportedMetadata(metadata=metadata, extra=extra, **given)
+        except InputError as error:
+            raise InputError(f"{source}: its seamseg metadata is damaged: {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{source}: its seamseg metadata is damaged: {one_line(error)[:200]}") from None
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    """Return the object of a text whose format this version reads, without the key `format`."""
+    if len(text) > _MAX_BYTES:
+        raise InputError(
+            f"{source}: its seamseg metadata is larger than {_MAX_BYTES // MIB} MiB: not an exported network"
+        )
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{source}: its seamseg metadata is not JSON: the file is damaged, export it again") from None
+    found = content.pop("format", None) if isinstance(content, dict) else None
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise InputError(f"{source}: its seamseg metadata has no format number: the file is damaged, export it again")
+    if found > FORMAT:
+        raise InputError(
+            f"{source}: was exported by seamseg {content.get('version')!s:.20} in format {found}, this version reads "
+            f"format {FORMAT}: update seamseg or export it again"
+        )
+    missing = [name for name in ("kind", "config", "metadata", "size") if name not in content]
+    if not missing and content["size"] is None and content.get("sides") is None:
+        missing = ["sides"]
+    if missing:
+        raise InputError(f"{source}: its seamseg metadata has no {', '.join(missing)}: export it again")
+    return content
+
+
+def _classes(content: Any, kind: Any, source: str) -> Metadata:
+    """Return the classes of a file; classifiers may have more than a class map, and have names only."""
+    if kind != "classification":
+        return metadata_of(content, f"{source}: metadata")
+    names = content.get("categories") if isinstance(content, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
+    return Metadata(0, len(names), names, [], [])
+
+
+def _map_format(content: dict[str, Any]) -> MapFormat:
+    mirror = content.get("mirror")
+    return MapFormat(**{**content, "mirror": None if mirror is None else tuple(mirror)})
+
+
+def _is_side(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIDE
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

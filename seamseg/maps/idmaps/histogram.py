@@ -1,0 +1,70 @@
+"""Joint histograms of the labels of two maps, for panoptic quality and confusion matrices."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+
+import numpy as np
+
+from seamseg.maps.idmaps import library, reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ArrayLike: TypeAlias = "np.ndarray | Tensor"
+
+
+def as_array(values: ArrayLike) -> np.ndarray:
+    """Convert an array or tensor to an array; only tensors on a GPU are copied."""
+    return np.asarray(values.detach().cpu().numpy() if is_tensor(values) else values)
+
+
+def is_tensor(values: object) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Count the elements with each pair of labels.
+
+    The integer types may differ; neither array is converted. Tensors on a GPU are copied to the CPU.
+
+    Parameters
+    ----------
+    a, b : non-negative integer arrays or tensors of the same shape
+
+    Returns
+    -------
+    pairs : `K x 2` int64, the pairs that occur, sorted
+    counts : `K` int64
+
+    Raises
+    ------
+    TypeError
+        if the values are not integers
+    ValueError
+        if the shapes differ, a label is negative, or labels are too large for a pair to fit into 64 bits
+    """
+    first, second = _integers("a", a), _integers("b", b)
+    if first.shape != second.shape:
+        raise ValueError(f"joint_histogram: a and b must have the same shape, got {first.shape} and {second.shape}")
+    pairs, counts = (library.functions or reference).joint_histogram(first, second)
+    if len(pairs):
+        if pairs.min() < 0:
+            raise ValueError("joint_histogram: labels must not be negative")
+        highest = pairs.max(0).tolist()
+        if highest[0] >= np.iinfo(np.int64).max // (highest[1] + 1):
+            raise ValueError("joint_histogram: labels are too large to be paired in 64 bits")
+    return pairs, counts
+
+
+def _integers(name: str, labels: ArrayLike) -> np.ndarray:
+    # numpy lacks some dtypes of torch
+    if is_tensor(labels) and (labels.is_floating_point() or labels.is_complex()):
+        raise TypeError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
+    array = as_array(labels)
+    if array.dtype.kind not in "iub":
+        raise TypeError(f"joint_histogram: {name} must hold integers, got {array.dtype}")
+    return array

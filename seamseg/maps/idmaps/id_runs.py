@@ -1,0 +1,152 @@
+"""Id maps as runs, decoded from the compressed rows of a PNG and compared without expanding the pixels.
+
+An id map of 2 million pixels has about ten thousand runs. A run ends at the end of its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seamseg.maps.idmaps import library, reference
+
+_AT_ONCE = 1 << 20
+"""Runs or pixels of which arrays are made: a map may have as many runs as pixels."""
+
+
+@dataclass(frozen=True)
+class IdRuns:
+    """An id map of `height x width` pixels.
+
+    Attributes
+    ----------
+    starts : `K` int32, index of the first pixel of each run, row by row; sorted, includes the first pixel of every row
+    ids : `K` int32
+    """
+
+    height: int
+    width: int
+    starts: np.ndarray
+    ids: np.ndarray
+
+    def dense(self) -> np.ndarray:
+        """Expand the ids of all pixels, `H x W` uint32."""
+        pixels, count = self.height * self.width, len(self.starts)
+        if count <= _AT_ONCE:
+            ids = np.repeat(self.ids, np.diff(self.starts, append=pixels))
+        else:
+            ids = np.empty(pixels, np.int32)
+            ends = [*self.starts[_AT_ONCE::_AT_ONCE].tolist(), pixels]
+            for at, end in zip(range(0, count, _AT_ONCE), ends):
+                starts = self.starts[at : at + _AT_ONCE]
+                ids[starts[0] : end] = np.repeat(self.ids[at : at + _AT_ONCE], np.diff(starts, append=end))
+        return ids.view(np.uint32).reshape(self.height, self.width)
+
+    def boxes(self, count: int) -> np.ndarray:
+        """Compute the box of each id below `count`, `count x 4` int64 (y0, x0, y1, x1); -1 for ids without a pixel."""
+        y, x0 = np.divmod(self.starts.astype(np.int64), self.width)
+        x1 = np.append(x0[1:], 0)
+        x1[x1 == 0] = self.width  # the next run starts a row
+        order = np.argsort(self.ids, kind="stable")
+        ids, first = np.unique(self.ids[order], return_index=True)
+        boxes = np.full((count, 4), -1, np.int64)
+        known = ids < count
+        for k, (ufunc, values) in enumerate(((np.minimum, y), (np.minimum, x0), (np.maximum, y + 1), (np.maximum, x1))):
+            boxes[ids[known], k] = ufunc.reduceat(values[order], first)[known]
+        return boxes
+
+
+def has_kernel() -> bool:
+    """Whether there is a compiled decoder; Pillow is faster than the reference implementation."""
+    return library.functions is not None
+
+
+def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: int) -> IdRuns:
+    """Decode the ids of a PNG with three 8-bit channels, not interlaced.
+
+    Parameters
+    ----------
+    stream : concatenated content of the `IDAT` chunks: compressed, filtered rows
+    height, width : size of the image, less than 2^31 pixels
+
+    Returns
+    -------
+    IdRuns
+        ids are R + 256 G + 65536 B
+
+    Raises
+    ------
+    ValueError
+        if the stream is broken, its checksum is wrong or its size differs
+    """
+    return IdRuns(height, width, *(library.functions or reference).decode_id_runs(bytes(stream), height, width))
+
+
+def id_runs_of(ids: np.ndarray) -> IdRuns:
+    """Convert an id map to runs, `H x W` integers from 0 to 2^31-1."""
+    height, width = ids.shape
+    rows = max(1, _AT_ONCE // max(width, 1))
+    starts, values = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+    for y in range(0, height, rows):
+        band = ids[y : y + rows]
+        first = np.ones(band.shape, bool)
+        np.not_equal(band[:, 1:], band[:, :-1], out=first[:, 1:])
+        found = np.flatnonzero(first)
+        values.append(band.reshape(-1)[found].astype(np.int32))
+        starts.append((found + y * width).astype(np.int32))
+    return IdRuns(height, width, np.concatenate(starts), np.concatenate(values))
+
+
+Runs = tuple[np.ndarray, np.ndarray]
+"""Start and length of runs of pixels of a map that is counted as one row, or down its columns."""
+
+
+def runs_by_id(ids: np.ndarray) -> dict[int, Runs]:
+    """Return the runs of each id (except 0) of a map, pixels counted along its rows; transpose it for its columns."""
+    flat = np.ascontiguousarray(ids).ravel()
+    start = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
+    length = np.diff(start, append=flat.size)
+    value = flat[start]
+    order = np.argsort(value, kind="stable")
+    order = order[np.searchsorted(value[order], 1) :]
+    instances, first = np.unique(value[order], return_index=True)
+    groups = np.split(order, first[1:]) if len(instances) else []
+    return {int(instance): (start[group], length[group]) for instance, group in zip(instances, groups)}
+
+
+def union_of_runs(parts: Sequence[Runs]) -> Runs:
+    """Return the pixels that are in any of some runs."""
+    start = np.concatenate([start for start, _ in parts])
+    order = np.argsort(start, kind="stable")
+    end = np.maximum.accumulate(np.concatenate([start + length for start, length in parts])[order])
+    start = start[order]
+    first = np.flatnonzero(np.append([True], start[1:] > end[:-1])[: len(start)])
+    last = np.append(first[1:] - 1, len(end) - 1)[: len(first)]
+    return start[first], end[last] - start[first]
+
+
+def box_of_runs(start: np.ndarray, length: np.ndarray, height: int) -> list[int]:
+    """Return the box, x, y, width and height, of runs down the columns of a map of some height."""
+    last = start + length - 1
+    x0, x1 = start[0] // height, last[-1] // height
+    # a run that continues in the next column touches the bottom and the top row
+    wraps = bool((last // height > start // height).any())
+    y0 = 0 if wraps else (start % height).min()
+    y1 = height - 1 if wraps else (last % height).max()
+    return [int(x0), int(y0), int(x1 - x0 + 1), int(y1 - y0 + 1)]
+
+
+def joint_histogram_of_runs(a: IdRuns, b: IdRuns) -> tuple[np.ndarray, np.ndarray]:
+    """Count the pixels with each pair of ids; see :func:`seamseg.maps.idmaps.histogram.joint_histogram`.
+
+    Raises
+    ------
+    ValueError
+        if the sizes differ
+    """
+    if (a.height, a.width) != (b.height, b.width):
+        raise ValueError(f"joint_histogram_of_runs: sizes differ, {a.height} x {a.width} and {b.height} x {b.width}")
+    implementation = library.functions or reference
+    return implementation.joint_histogram_of_runs(a.starts, a.ids, b.starts, b.ids, a.height * a.width)

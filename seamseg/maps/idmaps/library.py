@@ -1,0 +1,278 @@
+"""The C functions of `csrc/maps`, called through ctypes without the GIL.
+
+All arguments are checked here, so that the functions never read outside of their arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from seamseg.maps.idmaps.inflate import row_bands
+from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
+
+if TYPE_CHECKING:
+    from seamseg.maps.idmaps.upsampled import Axis
+
+_MESSAGE_SIZE = 200  # kMessageSize in csrc/maps/answer.h
+_INT64, _POINTER, _INT32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
+_UPSAMPLED = (_POINTER, *[_INT64] * 3, *[_POINTER] * 2)
+"""Logits with their shape, and the axes of rows and columns."""
+
+_CHECKED: dict[str, tuple[type, ...]] = {
+    "begin_runs": (_INT64, _INT64),
+    "add_rows": (_POINTER, _POINTER, _INT64, _POINTER),
+    "joint_histogram": (_POINTER, _INT32, _POINTER, _INT32, _INT64, _POINTER),
+    "joint_histogram_of_runs": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64, _POINTER),
+    "paste_masks": (
+        *(_POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64, _INT64, _INT64),
+        *(ctypes.c_double, _INT32, _POINTER),
+    ),
+    "paste_mask": (_POINTER, _POINTER, *[_INT64] * 4, _POINTER),
+    "segments": (_POINTER, *[_INT64] * 3, _POINTER, _POINTER),
+    "overlay": (_POINTER, _INT64, _INT64, _POINTER, _INT64, _INT64, *[_POINTER] * 4, _INT64, _INT32, _POINTER),
+    "best_masks": (*_UPSAMPLED, _POINTER, _POINTER, _POINTER),
+    "best_classes": (*_UPSAMPLED, _POINTER),
+    "mask_boxes": (*_UPSAMPLED, _POINTER),
+}
+"""Arguments of the functions that return NULL for an error, but for the last one, the message."""
+_UNCHECKED: dict[str, tuple[type, ...]] = {
+    "paste_region": (_POINTER, *[_INT64] * 4, _POINTER),
+    "count_classes": (_POINTER, _POINTER, _INT64, _POINTER),
+    "fill_free": (_POINTER, _POINTER, _INT64, _POINTER),
+    "png_rows": (_POINTER, _POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER),
+    "take_runs": (_POINTER, _POINTER, _POINTER),
+    "take_pairs": (_POINTER, _POINTER, _POINTER),
+}
+"""Arguments of the functions without a result."""
+_PUBLIC_NAMES = {"begin_runs": "decode_id_runs", "add_rows": "decode_id_runs", "segments": "areas_and_boxes"}
+"""Names in messages that differ from those in C."""
+
+
+class Library:
+    """A compiled library of `csrc/maps`; its functions raise ValueError for invalid arguments.
+
+    Parameters
+    ----------
+    path : path of the file; OSError if it cannot be loaded, AttributeError if it is another library
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        c = ctypes.CDLL(str(path))
+        self._functions: dict[str, Any] = {}
+        for name, arguments in {**_CHECKED, **_UNCHECKED}.items():
+            function = self._functions[name] = getattr(c, f"seamseg_{name}")
+            function.argtypes = [*arguments, _POINTER] if name in _CHECKED else list(arguments)
+            function.restype = _POINTER if name in _CHECKED else None
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        """Call a function; arrays, which must be contiguous, are passed as pointers."""
+        passed = [x.ctypes.data if isinstance(x, np.ndarray) else x for x in arguments]
+        if name in _UNCHECKED:
+            self._functions[name](*passed)
+            return 0
+        message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        result: int | None = self._functions[name](*passed, message)
+        if result is None:
+            raise ValueError(f"{_PUBLIC_NAMES.get(name, name)}: {message.value.decode()}")
+        return result
+
+    def _copy_and_free(
+        self, take: str, result: int, *specs: tuple[tuple[int, ...], DTypeLike]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Copy a result to two arrays of these shapes and dtypes and free it, even if the allocation fails."""
+        try:
+            first, second = (np.empty(*spec) for spec in specs)
+        except BaseException:
+            self._call(take, result, None, None)
+            raise
+        self._call(take, result, first, second)
+        return first, second
+
+    def decode_id_runs(self, stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return first pixel and id of each run, both `K` int32; see :func:`.id_runs.decode_id_runs`."""
+        height, width = _as_int64("height", height), _as_int64("width", width)
+        row_bytes = 3 * width + 1
+        # first, because it refuses sizes for which the C library would allocate too much
+        bands = row_bands(stream, height, row_bytes)
+        count, runs = _INT64(0), self._call("begin_runs", height, width)
+        try:
+            for band in bands:
+                self._call("add_rows", runs, band, len(band) // row_bytes, ctypes.byref(count))
+        except BaseException:
+            self._call("take_runs", runs, None, None)
+            raise
+        return self._copy_and_free("take_runs", runs, ((count.value,), np.int32), ((count.value,), np.int32))
+
+    def joint_histogram(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return sorted pairs, `K x 2` int64, and counts, `K` int64, of two integer arrays of the same shape."""
+        if a.shape != b.shape:
+            raise ValueError("joint_histogram: a and b must have the same shape")
+        first, second = _native("a", a), _native("b", b)
+        count, codes = _INT64(0), [_dtype_code(x) for x in (first, second)]
+        pairs = self._call("joint_histogram", first, codes[0], second, codes[1], first.size, ctypes.byref(count))
+        return self._pairs(pairs, count.value)
+
+    def joint_histogram_of_runs(
+        self, a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the joint histogram of two maps of `total` pixels, given as runs."""
+        runs: list[Any] = []
+        for starts, ids in ((a_starts, a_ids), (b_starts, b_ids)):
+            if starts.dtype != np.int32 or ids.dtype != np.int32 or starts.shape != ids.shape or starts.ndim != 1:
+                raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and of the same length")
+            runs += [np.require(starts, None, ("C", "A")), np.require(ids, None, ("C", "A")), starts.size]
+        count = _INT64(0)
+        pairs = self._call("joint_histogram_of_runs", *runs, _as_int64("total", total), ctypes.byref(count))
+        return self._pairs(pairs, count.value)
+
+    def _pairs(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._copy_and_free("take_pairs", result, ((count, 2), np.int64), ((count,), np.int64))
+
+    def paste_masks(
+        self, ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool
+    ) -> np.ndarray:
+        """See :func:`seamseg.maps.idmaps.segments.paste_masks`."""
+        target, cells, corners = np.require(ids, None, "C"), np.ascontiguousarray(masks), np.ascontiguousarray(boxes)
+        kept, shapes = np.zeros(len(masks), bool), (target.shape, cells.shape)
+        self._call("paste_masks", target, *shapes[0], cells, corners, *shapes[1], overlap_threshold, keep_empty, kept)
+        if target is not ids:
+            ids[:] = target
+        return kept
+
+    def paste_mask(
+        self, mask: np.ndarray, box: np.ndarray, size: tuple[int, int]
+    ) -> tuple[np.ndarray, tuple[int, int, int, int]]:
+        """See :func:`seamseg.maps.idmaps.segments.paste_mask`."""
+        cells, corners, region = np.ascontiguousarray(mask), np.ascontiguousarray(box), np.zeros(4, np.int64)
+        self._call("paste_region", corners, *cells.shape, *size, region)
+        y0, x0, y1, x1 = region.tolist()
+        crop = np.zeros((y1 - y0, x1 - x0), bool)
+        if crop.size:
+            self._call("paste_mask", cells, corners, *cells.shape, *size, crop)
+        return crop, (y0, x0, y1, x1)
+
+    def count_classes(self, classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        """See :func:`seamseg.maps.idmaps.segments.count_classes`."""
+        source, taken = np.ascontiguousarray(classes), None if ids is None else np.ascontiguousarray(ids)
+        counts = np.zeros(256, np.int64)
+        self._call("count_classes", source, taken, source.size, counts)
+        return counts
+
+    def fill_free(self, ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
+        """See :func:`seamseg.maps.idmaps.segments.fill_free`."""
+        target, source = np.require(ids, None, "C"), np.ascontiguousarray(classes)
+        self._call("fill_free", target, source, source.size, np.ascontiguousarray(id_of_class))
+        if target is not ids:
+            ids[:] = target
+
+    def areas_and_boxes(self, ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """See :func:`seamseg.maps.idmaps.segments.areas_and_boxes`."""
+        source, areas, boxes = np.ascontiguousarray(ids), np.zeros(n, np.int64), np.zeros((n, 4), np.float32)
+        self._call("segments", source, *source.shape, n, areas, boxes)
+        return areas, boxes
+
+    def best_masks(
+        self, logits: np.ndarray, scores: np.ndarray, rows: Axis, columns: Axis
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers and `3 x K` areas, see :class:`seamseg.maps.idmaps.upsampled.BestMasks`."""
+        numbers = np.empty((rows.first.size, columns.first.size), np.int16)
+        areas = np.zeros((3, len(logits)), np.int64)
+        self._upsample("best_masks", logits, rows, columns, np.ascontiguousarray(scores), numbers, areas)
+        return numbers, areas
+
+    def best_classes(self, logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
+        """See :func:`seamseg.maps.idmaps.upsampled.best_classes`."""
+        classes = np.empty((rows.first.size, columns.first.size), np.uint8)
+        self._upsample("best_classes", logits, rows, columns, classes)
+        return classes
+
+    def mask_boxes(self, logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
+        """See :func:`seamseg.maps.idmaps.upsampled.mask_boxes`."""
+        boxes = np.empty((len(logits), 4), np.float32)
+        self._upsample("mask_boxes", logits, rows, columns, boxes)
+        return boxes
+
+    def _upsample(self, name: str, logits: np.ndarray, rows: Axis, columns: Axis, *arrays: np.ndarray) -> None:
+        cells, axes = np.ascontiguousarray(logits), [_Axis.of(axis) for axis in (rows, columns)]
+        self._call(name, cells, *cells.shape, *map(ctypes.byref, axes), *arrays)
+
+    def overlay(
+        self,
+        image: np.ndarray,
+        ids: np.ndarray,
+        rows: np.ndarray,
+        columns: np.ndarray | None,
+        colors: np.ndarray,
+        outlined: np.ndarray,
+        share: int | None,
+    ) -> np.ndarray:
+        """See :func:`seamseg.maps.idmaps.images.overlay`."""
+        pixels, cells, lines, shown, flags = (
+            np.require(x, None, ("C", "A")) for x in (image, ids, rows, colors, outlined)
+        )
+        across = None if columns is None else np.require(columns, None, ("C", "A"))
+        drawn = np.empty(pixels.shape, np.uint8)
+        maps = (pixels, *pixels.shape[:2], cells, *cells.shape)
+        opacity = -1 if share is None else share
+        self._call("overlay", *maps, lines, across, shown, flags, len(shown), opacity, drawn)
+        return drawn
+
+    def png_rows(self, ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
+        """See :func:`seamseg.maps.idmaps.images.png_rows`."""
+        cells, (height, width) = np.require(ids, None, ("C", "A")), ids.shape
+        before, table = (None if array is None else np.require(array, None, ("C", "A")) for array in (above, values))
+        filtered, count = np.empty((height, 3 * width + 1), np.uint8), 0 if table is None else table.size
+        self._call("png_rows", cells, before, height, width, table, count, filtered)
+        return filtered
+
+
+class _Axis(ctypes.Structure):
+    """`Axis` of `csrc/maps/upsampled.cpp`."""
+
+    _fields_ = [("first", _POINTER), ("weights", _POINTER), ("taps", _INT64), ("pixels", _INT64)]
+
+    @classmethod
+    def of(cls, axis: Axis) -> _Axis:
+        """Return the structure, which reads the arrays of `axis`."""
+        return cls(axis.first.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape)
+
+
+def _as_int64(name: str, value: int) -> int:
+    """Check the range of an integer, which ctypes would truncate."""
+    number = operator.index(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{name} must fit into 64 bits, got {number}")
+    return number
+
+
+def _native(name: str, labels: np.ndarray) -> np.ndarray:
+    """Make an array contiguous, aligned and of native byte order; the same array if it is already."""
+    if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
+        raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
+    return np.require(labels, labels.dtype.newbyteorder("="), ("C", "A"))
+
+
+def _dtype_code(labels: np.ndarray) -> int:
+    return -labels.dtype.itemsize if labels.dtype.kind == "i" else labels.dtype.itemsize
+
+
+def _load() -> tuple[Library | None, str]:
+    """Load the compiled library; return it or None, and its state; warn if it is missing unexpectedly."""
+    if disabled := disabled_reason():
+        return None, disabled
+    try:
+        return Library(str(find("_maps").origin)), "loaded"
+    except (ImportError, OSError, AttributeError) as error:
+        reason = load_failure("_maps", error)
+        warn_missing("functions for maps of ids", reason)
+        return None, reason
+
+
+functions, state = _load()
+"""The functions or None; "loaded" or the reason why they are missing."""

@@ -1,0 +1,161 @@
+"""From masks or classes on a coarse grid to the best of them at each pixel, in numpy or the C library, without torch.
+
+Logits are resized bilinearly as by torch (align_corners off): to the padded input of the network, whose valid part
+is the image, and from there to the size of the image. Both steps are one weighted sum along each axis. No mask is ever
+made at the size of the image.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+from seamseg.maps.idmaps import library, reference
+
+Size = tuple[int, int]
+"""`(height, width)`."""
+MAX_SIDE = 1 << 24
+"""Pixels of an axis, which are counted in float32."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Each pixel of an axis as a weighted sum of consecutive cells.
+
+    Attributes
+    ----------
+    first : `P` int32, the first cell of each pixel
+    weights : `T x P` float32, of `T` cells from there on
+    """
+
+    first: np.ndarray
+    weights: np.ndarray
+
+    @staticmethod
+    def of(cells: int, padded: int, valid: int, pixels: int) -> Axis:
+        """Return the axis of an image with `pixels`, of which the network's input has `valid` and padding."""
+        outer, outer_weights = (np.arange(pixels)[None], np.ones((1, pixels)))
+        if pixels != valid:
+            outer, outer_weights = _bilinear(valid, pixels)
+        inner, inner_weights = _bilinear(cells, padded)
+        taps = inner[:, outer].reshape(-1, pixels)
+        weights = (inner_weights[:, outer] * outer_weights).reshape(-1, pixels)
+        count = int((taps.max(0) - taps.min(0)).max()) + 1
+        first = np.minimum(taps.min(0), cells - count)
+        dense = np.zeros((count, pixels))
+        np.add.at(dense, (taps - first, np.arange(pixels)), weights)
+        return Axis(first.astype(np.int32), dense.astype(np.float32))
+
+
+def _bilinear(cells: int, pixels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two cells that each pixel of an axis lies between, `2 x P`, and their weights."""
+    scale = np.float64(np.float32(cells / pixels))
+    # rounded where torch rounds
+    position = ((np.arange(pixels) + 0.5) * scale).astype(np.float32) - np.float32(0.5)
+    position = position.clip(0)
+    low = np.minimum(position.astype(np.int64), cells - 1)
+    high = (position - low.astype(np.float32)).astype(np.float64)
+    return np.stack((low, np.minimum(low + 1, cells - 1))), np.stack((1 - high, high))
+
+
+@dataclass(frozen=True)
+class BestMasks:
+    """The best mask of each pixel, and areas in pixels; with `p` for the probability of mask k.
+
+    Attributes
+    ----------
+    numbers : `H x W` int16, k + 1 where mask k is the best and p >= .5, else 0
+    mask_areas : `K` int64, pixels where mask k is the best, whatever p: detectron2's `mask_area`
+    original_areas : `K` int64, pixels where p >= .5: detectron2's `original_area`
+    segment_areas : `K` int64, pixels where both hold, those of k + 1 in `numbers`
+    """
+
+    numbers: np.ndarray
+    mask_areas: np.ndarray
+    original_areas: np.ndarray
+    segment_areas: np.ndarray
+
+
+def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: Size, native_size: Size) -> BestMasks:
+    """Find the mask with the best score x probability of each pixel, the first of equals.
+
+    Parameters
+    ----------
+    logits : `K x h x w` float32, of the whole padded input; NaN belongs to no mask
+    scores : `K` float32, positive
+    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image
+    native_size : `(height, width)` of the result
+
+    Raises
+    ------
+    ValueError
+        if an argument has another type or shape
+    """
+    rows, columns = _axes("best_masks", logits, padded_size, size, native_size)
+    if scores.shape != logits.shape[:1] or scores.dtype != np.float32:
+        raise ValueError(f"best_masks: scores must be {len(logits)} float32, got {scores.shape} {scores.dtype}")
+    if len(logits) > np.iinfo(np.int16).max:
+        raise ValueError(f"best_masks: at most {np.iinfo(np.int16).max} masks, got {len(logits)}")
+    numbers, areas = (library.functions or reference).best_masks(logits, scores, rows, columns)
+    return BestMasks(numbers, *areas)
+
+
+def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
+    """Return the class with the highest logit of each pixel, `H x W` uint8, the first of equals; 0 if all are NaN.
+
+    Parameters
+    ----------
+    logits : `C x h x w` float32 of the whole padded input, 1 to 256 classes
+    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image, which is that
+        of the result
+
+    Raises
+    ------
+    ValueError
+        if an argument has another type or shape
+    """
+    axes = _axes("best_classes", logits, padded_size, size, size)
+    if not 1 <= len(logits) <= 256:
+        raise ValueError(f"best_classes: logits must be of 1 to 256 classes, got {len(logits)}")
+    return (library.functions or reference).best_classes(logits, *axes)
+
+
+def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
+    """Return the box around the pixels of each mask, those of a probability of at least .5.
+
+    Parameters
+    ----------
+    logits : `K x h x w` float32, of the whole padded input
+    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image
+
+    Returns
+    -------
+    `K x 4` float32, `(y0, x0, y1, x1)`, -1 for masks without pixels
+
+    Raises
+    ------
+    ValueError
+        if an argument has another type or shape
+    """
+    axes = _axes("mask_boxes", logits, padded_size, size, size)
+    return (library.functions or reference).mask_boxes(logits, *axes)
+
+
+def _axes(function: str, logits: np.ndarray, padded_size: Size, size: Size, native_size: Size) -> tuple[Axis, Axis]:
+    """Check the arguments and return the axes of rows and columns."""
+    if logits.ndim != 3 or logits.dtype != np.float32:
+        raise ValueError(f"{function}: logits must be float32 with 3 dimensions, got {logits.shape} {logits.dtype}")
+    if min(logits.shape[1:]) < 1:
+        raise ValueError(f"{function}: logits must not be empty, got {logits.shape}")
+    axes = []
+    for cells, *sides in zip(logits.shape[1:], padded_size, size, native_size, strict=True):
+        padded, valid, pixels = map(operator.index, sides)
+        if not 0 < valid <= padded <= MAX_SIDE or not 0 < pixels <= MAX_SIDE:
+            raise ValueError(
+                f"{function}: sizes must be 1 to {MAX_SIDE} and the valid one inside the padded one, got padded "
+                f"{padded_size}, valid {size}, result {native_size}"
+            )
+        axes.append(Axis.of(cells, padded, valid, pixels))
+    return axes[0], axes[1]

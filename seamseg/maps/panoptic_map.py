@@ -1,0 +1,139 @@
+"""Panoptic maps, their segments and classes; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from seamseg.maps.idmaps.resize import IdMap, ResizedIds
+
+VOID = 255
+"""Category index of void pixels."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a panoptic map.
+
+    `category` is the dense class index (stuff first), `score` None for stuff, `area` in pixels, `box` as
+    `(y0, x0, y1, x1)`; `iscrowd` marks a group of things without separate instances.
+    """
+
+    id: int
+    category: int
+    isthing: bool
+    score: float | None
+    area: int
+    box: tuple[float, float, float, float]
+    iscrowd: bool = False
+
+
+class _IdMapField:
+    """The field `id_map`: may be set to :class:`ResizedIds`, which become an array when it is read."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        values = vars(instance)
+        if isinstance(values["id_map"], ResizedIds):
+            values["id_map"] = values["id_map"].dense()
+        return values["id_map"]
+
+    def __set__(self, instance: Any, value: IdMap) -> None:
+        vars(instance)["id_map"] = value
+
+
+@dataclass(frozen=True)
+class PanopticResult:
+    """A panoptic map at the original size of the image: `id_map` is `H x W` int32 (0 void), `segments` has its ids.
+
+    The map of a large image may be given as :class:`seamseg.maps.idmaps.resize.ResizedIds`.
+    """
+
+    id_map: np.ndarray
+    segments: list[Segment]
+
+    @property
+    def id_rows(self) -> IdMap:
+        """The map for uses that go through its rows: an array of a large map is not made for them."""
+        found: IdMap = vars(self)["id_map"]
+        return found
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the map."""
+        return int(self.id_rows.shape[0]), int(self.id_rows.shape[1])
+
+
+# after the class: in it, dataclasses would take the descriptor for a default
+PanopticResult.id_map = _IdMapField()  # type: ignore[assignment]
+
+VOID_ID = 0
+"""Id of pixels without a segment."""
+
+
+def class_map_result(classes: np.ndarray) -> PanopticResult:
+    """Convert a class map `H x W` (255 void) to a map with one segment for each class, as of stuff.
+
+    The box of each segment is the whole map.
+    """
+    present, counts = np.unique(classes, return_counts=True)
+    box = (0, 0, int(classes.shape[0]), int(classes.shape[1]))
+    segments = [Segment(int(c) + 1, int(c), False, None, int(n), box) for c, n in zip(present, counts) if c != VOID]
+    id_map = classes.astype(np.int32)
+    id_map += 1
+    id_map[classes == VOID] = VOID_ID
+    return PanopticResult(id_map, segments)
+
+
+class SegmentLike(Protocol):
+    """A segment of any kind."""
+
+    @property
+    def id(self) -> int:
+        """Id in the map."""
+
+    @property
+    def category(self) -> int:
+        """Dense class index."""
+
+    @property
+    def iscrowd(self) -> bool:
+        """Whether it is a group of things."""
+
+    @property
+    def area(self) -> float | None:
+        """Area in pixels; None if it is to be counted."""
+
+    @property
+    def score(self) -> float | None:
+        """Score, for reports only."""
+
+
+Segments: TypeAlias = Sequence[SegmentLike]
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """An annotated segment.
+
+    `category` is the dense class index; `area` is that of the annotation in pixels, may be fractional, None if unknown.
+    """
+
+    id: int
+    category: int
+    iscrowd: bool = False
+    area: float | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """A class: name, id in reports (`category_id` in COCO files) and whether it is a thing."""
+
+    name: str
+    id: int
+    isthing: bool

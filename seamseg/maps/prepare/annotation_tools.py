@@ -1,0 +1,308 @@
+"""Converts exports of annotation tools: CVAT's "Segmentation mask 1.1", and tasks of Label Studio.
+
+Neither tool knows which labels are things. A class list defines the classes by their names; `classes.json` beside the
+annotations is one, which `seamseg predict` writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.formats import cvat, label_studio
+from seamseg.maps.idmaps.id_runs import Runs
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.annotations import mask_runs
+from seamseg.maps.prepare.archives import File, photo_size, read_file
+from seamseg.maps.prepare.class_file import ClassList, parse_class_list, read_class_list, with_background
+from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
+from seamseg.maps.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    convert_splits,
+    distinct_ids,
+    id_of,
+)
+from seamseg.maps.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, spellings, tree_files
+from seamseg.maps.prepare.panoptic import read_ids
+from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import decode_text, listed_names
+from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
+
+CLASSES = "classes.json"
+_BARE = "image without annotation"
+_FURTHER = "annotation of a task besides the one that counts: the ground truth, else the last one with regions"
+_UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-")
+"""Start of the names of files that were uploaded to Label Studio."""
+
+
+def prepare_cvat(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    class_list: str | Path | None = None,
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert exports "Segmentation mask 1.1" of CVAT.
+
+    Pixels of things without an object are a crowd; the label `background` is void unless the class list has it, or has
+    things only (:func:`seamseg.maps.prepare.class_file.with_background`).
+
+    Parameters
+    ----------
+    splits : by name of the list `(photos, export)`, folders or archives. If an export has several lists, that of this
+        name is used
+    class_list : see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for `classes.json` in the first
+        export
+    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or a label is not in the class list
+    """
+    options = options.begin()
+    exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
+    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(exports.values())), options)
+    frames = {
+        name: _cvat_frames(name, given, exports[name], listed, options.of_split(name)) for name, given in splits.items()
+    }
+    read = partial(read_cvat, listed=listed)
+    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+
+
+def prepare_label_studio(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    class_list: str | Path | None = None,
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert tasks of Label Studio: brush regions and polygons.
+
+    Of the annotations of a task that were not cancelled, that of the ground truth counts, else the last one with
+    regions; without annotations the last prediction. Overlapping things are stored
+    in layers of the mask, the smallest in the first; stuff gets the pixels that no thing covers. Pixels without a
+    region are of the stuff class `background` if there is one, else void.
+
+    Parameters
+    ----------
+    splits : by name of the list `(photos, tasks)`; tasks are a JSON file, or a folder or archive of them
+    class_list : see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for `classes.json` beside the first
+        tasks
+    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or a label is not in the class list
+    """
+    options = options.begin()
+    files = {name: _task_files(given[1]) for name, given in splits.items()}
+    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(files.values())), options)
+    frames = {
+        name: _label_studio_frames(given, files[name], listed, options.of_split(name)) for name, given in splits.items()
+    }
+    read = partial(read_label_studio, listed=listed)
+    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+
+
+def _files_below(given: str, marker: str) -> dict[str, File]:
+    """Return the files of an export by path relative to the folder with `marker`."""
+    files = tree_files(given, "export of CVAT")
+    found = min((name for name in files if PurePosixPath(name).name == marker), key=len, default=None)
+    if found is None:
+        raise InputError(f"{given}: not an export 'Segmentation mask 1.1' of CVAT: it has no {marker}")
+    prefix = found.removesuffix(marker)
+    return {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
+
+
+def _class_list(
+    given: str | Path | None, where: str, files: Mapping[str, File], options: ConversionOptions
+) -> ClassList:
+    if given is not None:
+        return with_background(read_class_list(given), options)
+    file = files.get(CLASSES)
+    if file is None:
+        raise InputError(
+            f"{where}: does not say which labels are things, and has no {CLASSES}: pass a class list with the names of "
+            f"its labels (`classes`)"
+        )
+    return with_background(parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file)), options)
+
+
+def _photo_files(folder: str) -> dict[str, File]:
+    """Return the files of a folder of images, or of an export of CVAT with its images."""
+    masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
+    return {name: file for name, file in tree_files(folder, "images").items() if not any(m in name for m in masks)}
+
+
+def _cvat_frames(
+    split: str, given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the listed images of an export by name, with the class of each colour."""
+    file = files[cvat.LABELMAP]
+    colors = cvat.parse_labelmap(decode_text(read_file(file, "labelmap", CONFIG_BYTES), file, "labelmap"), str(file))
+    class_of = {}
+    for number, (word, color) in enumerate(colors.items()):
+        # of the label `Background`, which a user may add, the class list decides
+        name = cvat.BACKGROUND if word.lower() == cvat.BACKGROUND and word not in listed.classes.categories else word
+        void = name == cvat.BACKGROUND and name not in listed.classes.categories
+        # images of one channel hold the number of the label
+        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else listed.class_named(name, file)
+    lists = {name: file for name, file in files.items() if name.startswith(f"{cvat.LISTS}/") and name.endswith(".txt")}
+    chosen = lists.get(f"{cvat.LISTS}/{split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
+    if chosen is None:
+        raise InputError(
+            f"{given[1]}: has {', '.join(map(repr, lists)) or 'no list'}, none for {split}; name the split as one of "
+            "them"
+        )
+    images, frames = _photo_files(given[0]), []
+    photos = FilesByName(by_stem(images, is_photo))
+    for name in listed_names(read_file(chosen, "list"), chosen, "list"):
+        label = files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
+        if label is None:  # CVAT lists frames without an annotation, too
+            options.skip("frame without annotation", name)
+            continue
+        photo = photos.find(name)
+        if photo is None:
+            raise photos.missing(name, chosen, given[0])
+        objects = files.get(f"{cvat.OBJECT_FOLDER}/{name}.png")
+        frames.append(SourceFrame(id_of(f"{name}.png"), photo, label, photo.name, objects, class_of))
+    if not frames:
+        raise InputError(f"{chosen}: 0 images found that have an annotation in {cvat.CLASS_FOLDER}")
+    if all(frame.second is None for frame in frames):
+        options.log(f"{given[1]}: no {cvat.OBJECT_FOLDER}: things become crowds, which are ignored in training")
+    options.skip_unused(images, (frame.photo for frame in frames), _BARE, is_photo)
+    return sorted(frames, key=lambda frame: frame.id)
+
+
+def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
+    """Read the instances of an image of CVAT; InputError if a file is invalid or has a colour without a label."""
+    labels = read_ids(frame.annotation).astype(np.int64)
+    head = read_file(frame.annotation, "image of CVAT")[:26]
+    if head.startswith(b"\x89PNG") and head[25] == 0:  # grey: the values of one channel
+        np.invert(labels, out=labels)
+    objects = np.int64(0) if frame.second is None else read_ids(frame.second)
+
+    def class_of(code: int) -> int:
+        if code not in frame.info:
+            what = f"value {-1 - code}" if code < 0 else f"colour {code & 255},{code >> 8 & 255},{code >> 16}"
+            raise InputError(f"{frame.annotation}: {what} is not in {cvat.LABELMAP}")
+        return int(frame.info[code])
+
+    return Instances(*number_objects(labels, objects, class_of, listed.classes))
+
+
+def _task_files(given: str) -> dict[str, File]:
+    """Return the JSON files of tasks, and the class list beside them."""
+    path = Path(given)
+    if path.is_file() and path.suffix.lower() == ".json":
+        beside = path.with_name(CLASSES)
+        return {path.name: path, **({CLASSES: beside} if beside.is_file() else {})}
+    files = tree_files(given, "tasks of Label Studio")
+    return {name: file for name, file in files.items() if name.lower().endswith(".json")}
+
+
+def _label_studio_frames(
+    given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
+    images, frames = _photo_files(given[0]), []
+    found = by_stem(images, is_photo)
+    photos = FilesByName(found)
+    for name, file in files.items():
+        if name == CLASSES:
+            continue
+        try:
+            tasks = parse_json(read_file(file, "tasks", ANNOTATION_BYTES))
+            for task in tasks if isinstance(tasks, list) else [tasks]:
+                where = f"{file}: task {task.get('id', '')}".rstrip()
+                data, (result, further) = task["data"], _result_of(task)
+                if further:
+                    options.skip(_FURTHER, where, further)
+                if result is None:
+                    options.skip("task without annotation", where)
+                    continue
+                stem = _photo_of(data, photos, where, given[0])
+                sizes = sorted({_stated_size(region) for region in result}, key=str)
+                info = [_region(region, listed, str(file)) for region in result], sizes
+                frames.append(SourceFrame(id_of(f"{stem}.png"), found[stem], file, found[stem].name, info=info))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InputError(
+                f"{file}: not tasks of Label Studio ({type(error).__name__}: {error}); expected `data` and "
+                "`annotations` or `predictions`"
+            ) from None
+    if not frames:
+        raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
+    options.skip_unused(images, (frame.photo for frame in frames), _BARE, is_photo)
+    return sorted(frames, key=lambda frame: frame.id)
+
+
+def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> str:
+    """Return the path of the image of a task, without extension, from its path or URL."""
+    address = str(data.get(label_studio.TO_NAME) or next((v for v in data.values() if isinstance(v, str)), ""))
+    stems = [PurePosixPath(path).with_suffix("") for path in spellings(address)]
+    uploaded = [stem.with_name(_UPLOAD_PREFIX.sub("", stem.name, count=1)) for stem in stems if stem.name]
+    found = next(filter(None, map(photos.path_of, map(str, [*stems, *uploaded]))), None)
+    if found is None:
+        raise InputError(f"{where}: {address!r} is not among the {len(photos)} images in {folder}")
+    return found
+
+
+def _result_of(task: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, int]:
+    """Return the regions that count, None if there are none, and the number of further annotations of the task.
+
+    The annotation that is marked as ground truth counts, else the last one with regions, else the last prediction.
+    """
+    # some exports have the numbers of predictions only
+    given = [a for a in task.get("annotations") or [] if isinstance(a, dict) and not a.get("was_cancelled")]
+    predictions = [p for p in task.get("predictions") or [] if isinstance(p, dict)]
+    ranked = sorted(given, key=lambda a: (bool(a.get("ground_truth")), bool(a["result"])))
+    chosen = ranked or predictions
+    return list(chosen[-1]["result"]) if chosen else None, max(0, len(given) - 1)
+
+
+def _stated_size(region: Mapping[str, Any]) -> tuple[Any, Any]:
+    return region.get("original_width"), region.get("original_height")
+
+
+def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[int, bytes | list[list[float]]] | None:
+    """Return class and shape of a region; None if it has no mask or no label."""
+    value = region.get("value") or {}
+    label = label_studio.region_label(value)
+    if label is None or not ("rle" in value or "points" in value):
+        return None
+    if region.get("image_rotation"):
+        raise InputError(f"{where}: has a region on a rotated image; rotate the image itself")
+    shape = bytes(list(value["rle"])) if "rle" in value else [[float(x), float(y)] for x, y in value["points"]]
+    return listed.class_named(label, where), shape
+
+
+def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
+    """Read the regions of an image; InputError if one is invalid."""
+    size = photo_size(frame.photo)
+    info, sizes = frame.info
+    for stated in sizes:
+        check_stated_size(f"{frame.annotation}: a region", stated, frame.photo, size)
+    regions = ((_decode(region[1], size, frame), region[0]) for region in info if region is not None)
+    found = stack_regions(regions, size, frame, listed.classes)
+    other = ("region without a mask or label", str(frame.photo))
+    return replace(found, skipped=found.skipped + (other,) * info.count(None))
+
+
+def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame) -> Runs:
+    height, width = size
+    if not isinstance(shape, bytes):
+        corners = [value for x, y in shape for value in (x * width / 100, y * height / 100)]
+        return decode_segmentation([corners], size, frame)
+    try:
+        return mask_runs(label_studio.decode_brush(shape, size))
+    except ValueError as error:
+        raise InputError(f"{frame.annotation}: a region of {frame.photo}: {error}") from None

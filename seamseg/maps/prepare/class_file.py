@@ -1,0 +1,208 @@
+"""Class lists of custom data sets, as INI or JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.convert import BACKGROUND, ConversionOptions, bare_name, ordered_classes
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """The classes, the class of each value of a label image, 255 for void, and the labels that are void."""
+
+    classes: Metadata
+    class_of: dict[int, int]
+    void_names: frozenset[str] = frozenset()
+
+    def class_at(self, value: int, source: object) -> int:
+        """Return the class of a value of a label image, the file `source`; InputError if it has none."""
+        if value not in self.class_of:
+            raise InputError(f"{source}: value {value} has no class; add it to the class list, as a class or to void")
+        return self.class_of[value]
+
+    def class_named(self, label: str, source: object) -> int:
+        """Return the class with a name, used in the file `source`, 255 for void; InputError if there is none."""
+        names = self.classes.categories
+        if label in self.void_names:
+            return VOID
+        if label not in names:
+            raise InputError(
+                f"{source}: the label {label!r:.80} is not in the class list; it has {', '.join(names)} (`names` of "
+                "[void] are ignored)"
+            )
+        return names.index(label)
+
+
+def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
+    """Read a class list; with `kinds`, a JSON must state which classes are things, which else all of them are.
+
+    INI has one section per class, with `id`, `kind` (stuff or thing) and optionally `color` (`128 64 128`); the section
+    `[void]` has `ids`, the void values, and `names`, labels that are void, separated by commas. JSON is a list of
+    `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
+    such a list as `categories` and optionally a list of the void values and labels as `void`.
+
+    Raises
+    ------
+    InputError
+        naming file and class, if something is missing or duplicate
+    """
+    return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path), kinds)
+
+
+def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList:
+    """Return the class list of a file's content, see :func:`read_class_list`; `source` names it in errors."""
+    text = decode_text(data, source, "class list")
+    if "\0" in text:
+        raise InputError(f"{source}: not a class list: it is no text")
+    is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None
+    entries, void = _from_json(text, source, kinds) if is_json else _from_ini(text, source)
+    return build_class_list(entries, void, source)
+
+
+def build_class_list(entries: list[dict[str, Any]], void: Sequence[int | str], source: str) -> ClassList:
+    """Check and sort the entries of a class list; `void` has values and labels, `source` names it in errors."""
+    if not entries:
+        raise InputError(f"{source}: no classes")
+    if len(entries) > VOID:
+        raise InputError(f"{source}: {len(entries)} classes, more than {VOID}")
+    for key in ("id", "name"):
+        values = [e[key] for e in entries]
+        twice = next((v for k, v in enumerate(values) if v in values[:k]), None)
+        if twice is not None:
+            raise InputError(f"{source}: two classes have the {key} {twice!r}")
+    of_void = frozenset(void)
+    for key in ("id", "name"):
+        both = next((e for e in entries if e[key] in of_void), None)
+        if both is not None:
+            raise InputError(f"{source}: {both[key]} is both the {key} of {both['name']!r} and void")
+    classes, class_of = ordered_classes(entries)
+    values = [value for value in void if not isinstance(value, str)]
+    names = frozenset(value for value in void if isinstance(value, str))
+    return ClassList(classes, {**class_of, **dict.fromkeys(values, VOID)}, names)
+
+
+def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
+    """Return a class list of things only with a stuff class `background`, for all pixels without a label.
+
+    Whoever labels things only means that the rest is background. As void it would be ignored by losses and scores, and
+    masks would fill their boxes. Where the list has stuff, a pixel without a label may be of any class: it stays void.
+
+    Parameters
+    ----------
+    listed : returned as it is if it has stuff, or a class with this name
+    options : `void_background` returns the list as it is
+    """
+    things = listed.classes
+    full = things.num_classes == VOID or BACKGROUND in map(bare_name, things.categories)
+    if options.void_background or things.num_stuff or full:
+        return listed
+    number = next(k for k in count() if k not in listed.class_of)
+    classes = Metadata(
+        num_stuff=1,
+        num_thing=things.num_thing,
+        categories=[BACKGROUND, *things.categories],
+        palette=[(0, 0, 0), *things.palette],
+        original_ids=[number, *things.original_ids],
+    )
+    class_of = {value: category if category == VOID else category + 1 for value, category in listed.class_of.items()}
+    # label images without a class 0 have the rest there
+    return replace(listed, classes=classes, class_of={0: 0, **class_of})
+
+
+def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
+    """Return the entries of a class list from the `categories` of a COCO file; `isthing` defaults to true."""
+    if not isinstance(categories, list):
+        raise InputError(f"{source}: `categories` is not a list")
+    return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
+
+
+def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int | str]]:
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if isinstance(content, list):
+        content = {"categories": content}
+    if not isinstance(content, dict) or "categories" not in content:
+        raise InputError(f"{path}: not a class list: expected a list, or an object with `categories`")
+    void = content.get("void", [])
+    if not isinstance(void, list) or not all(isinstance(v, (int, str)) for v in void):
+        raise InputError(f"{path}: `void` must be a list of integers and labels")
+    entries = coco_categories(content["categories"], path)
+    if kinds and not any("isthing" in category or "kind" in category for category in content["categories"]):
+        raise InputError(f"{path}: no category states isthing (1 for things, 0 for stuff)")
+    return entries, void
+
+
+def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int | str]]:
+    entries: list[dict[str, Any]] = []
+    void: list[int | str] = []
+    for name, section in read_ini(text, f"{path}: not an INI file").items():
+        if name == "void":
+            _check_keys(section, ("ids", "names"), f"{path}: [void]")
+            words = section.get("names", "").replace("\n", ",").split(",")
+            void = [word.strip() for word in words if word.strip()]
+            if "ids" in section or not void:
+                void += _integers(section.get("ids", ""), f"{path}: [void] ids")
+            continue
+        _check_keys(section, ("id", "kind", "color"), f"{path}: [{name}]")
+        entries.append(_entry({"name": name, **section}, f"{path}: [{name}]", "kind"))
+    return entries, void
+
+
+def _check_keys(section: dict[str, str], valid: tuple[str, ...], where: str) -> None:
+    unknown = sorted(set(section) - {*valid})
+    if unknown:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; valid keys: {', '.join(valid)}")
+
+
+def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
+    try:
+        given = {key: value for key, value in given.items() if value is not None}
+        name, number = str(given["name"]), whole_number(given["id"])
+        name.encode()  # JSON may hold half a character, which no file can
+        thing = _is_thing(given[kind]) if kind in given else kind == "isthing" and _is_thing(given.get("kind", 1))
+        colour = given.get("color")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{where}: {what}") from None
+    if kind == "kind" and kind not in given:
+        raise InputError(f"{where}: 'kind' is missing: stuff or thing")
+    if number < 0:
+        raise InputError(f"{where}: id {number} is negative")
+    if isinstance(colour, str):
+        colour = _integers(colour, f"{where}: color")
+    if colour is not None and not _is_colour(colour):
+        raise InputError(f"{where}: color must be three numbers from 0 to 255")
+    return {"id": number, "name": name, "thing": thing, "color": colour}
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(c, int) and 0 <= c <= 255 for c in value)
+
+
+def _is_thing(value: Any) -> bool:
+    known = {"thing": True, "things": True, "1": True, "true": True}
+    known |= {"stuff": False, "0": False, "false": False}
+    word = str(value).strip().lower()
+    if word not in known:
+        raise ValueError(f"{value!r} is neither stuff nor thing")
+    return known[word]
+
+
+def _integers(text: str, where: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() and len(word) < 19 for word in words):
+        raise InputError(f"{where}: {text!r} is not a list of integers")
+    return [int(word) for word in words]

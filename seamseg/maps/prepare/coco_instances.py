@@ -1,0 +1,425 @@
+"""Converts COCO instances (polygons or RLE), with label images for the stuff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pycocotools import mask as coco_mask
+
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.idmaps.id_runs import Runs
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.annotations import decode_rle
+from seamseg.maps.prepare.archives import photo_size, read_map
+from seamseg.maps.prepare.class_file import (
+    ClassList,
+    build_class_list,
+    coco_categories,
+    read_class_list,
+    with_background,
+)
+from seamseg.maps.prepare.convert import (
+    BACKGROUND,
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    background_class,
+    bare_name,
+    convert_splits,
+    distinct_ids,
+    id_of,
+)
+from seamseg.maps.prepare.pairs import FilesByName, by_stem, is_label, is_photo, number_segments, tree_files
+from seamseg.maps.prepare.panoptic import coco_images, coco_number, coco_records, crowd_flag, id_text, load_json
+from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.utils.errors import InputError
+
+Thing = tuple[Runs, int, int]
+"""Pixels of an object, class and crowd flag"""
+_Stated = tuple[Any, Any]
+"""Width and height of an image, as its annotations state them"""
+
+
+class _Annotation(NamedTuple):
+    """An annotation of a COCO file; `boxed` if it has a box."""
+
+    category: int
+    crowd: int
+    segmentation: Any
+    name: str
+    boxed: bool
+
+
+_FARTHEST = 16
+"""Largest distance of a polygon corner, in multiples of the longer image side."""
+_OUTLINE_PIXELS = 1 << 22
+"""Length of the polygons of an object: pycocotools takes 40 bytes a pixel."""
+_LAYER_PIXELS = 1 << 28
+_MAX_LAYERS, _MAX_OBJECTS = 64, (1 << 16) - 1
+_MAX_RUNS = 1 << 24
+"""Runs of pixels of the objects of an image, 16 bytes each."""
+_MERGED_AT_ONCE = 16
+_PART = 1 << 20
+"""Pixels of an object whose indices, 8 bytes each, are in memory at a time."""
+
+
+def prepare_instances(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    class_list: str | Path | None = None,
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert COCO instances.
+
+    Overlapping objects are stored in layers of the mask, the smallest in the first. Label images define the pixels that
+    no object covers; their thing classes become crowds. Without label images these pixels are of the stuff class
+    `background`, which class lists of things only get (:func:`seamseg.maps.prepare.class_file.with_background`), else
+    void.
+
+    Parameters
+    ----------
+    splits : by name of the list `(photos, JSON)` or `(photos, JSON, labels)`; folders or archives, and a file
+    class_list : stuff by the values of the label images, things by the category ids of the JSON; None for the
+        categories of the JSON alone, as things but for one named `background`, whose annotations are left out
+    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or a category or value has no class
+    """
+    options = options.begin()
+    contents = {name: load_json(Path(given[1])) for name, given in splits.items()}
+    if class_list is not None:
+        listed = read_class_list(class_list)
+    else:
+        name = next(iter(splits))
+        entries = coco_categories(contents[name].get("categories"), splits[name][1])
+        rest = [e["id"] for e in entries if bare_name(e["name"]) == BACKGROUND]
+        listed = build_class_list([e for e in entries if e["id"] not in rest], [], splits[name][1])
+        if any(len(given) > 2 for given in splits.values()):
+            raise InputError("label images need a class list that defines their values (`classes`)")
+    listed = with_background(listed, options)
+    if class_list is None:
+        listed.class_of.update(dict.fromkeys(rest, 0 if listed.classes.num_stuff else VOID))
+    frames = {
+        name: find_frames(given, contents[name], listed, options.of_split(name)) for name, given in splits.items()
+    }
+    read = partial(read_instances, listed=listed)
+    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+
+
+def find_frames(
+    given: tuple[str, ...], content: Mapping[str, Any], listed: ClassList, options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the images of a COCO file by id, including those without objects."""
+    source = given[1]
+    files = tree_files(given[0], "images")
+    maps = tree_files(given[2], "labels") if len(given) > 2 else {}
+    images = _objects_of(content, source, listed, options)
+    photos = FilesByName(files, (name for name, _ in images))
+    stems = {name: name.rpartition(".")[0] for name, _ in images}
+    labels = FilesByName(by_stem(maps, is_label), stems.values(), same_tree=True) if len(given) > 2 else None
+    frames, bare = [], []
+    for name, found in sorted(images, key=lambda image: image[0]):
+        photo = photos.find(name)
+        if photo is None:
+            raise photos.missing(name, source, given[0])
+        label = labels.find(stems[name]) if labels is not None else None
+        if labels is not None and label is None:
+            options.skip("image without a label image", photo)
+            bare.append(photo)
+            continue
+        frames.append(SourceFrame(id_of(name), photo, label or Path(source), name, label, found))
+    if not frames:
+        raise InputError(f"{source}: 0 images found" + (f" that have a label image in {given[2]}" if bare else ""))
+    used = [*bare, *(file for frame in frames for file in (frame.photo, frame.annotation))]
+    options.skip_unused(files, used, "image that the JSON does not list", is_photo)
+    options.skip_unused(maps, used, "label image of no image", is_label)
+    return frames
+
+
+def _objects_of(
+    content: Mapping[str, Any], source: str, listed: ClassList, options: ConversionOptions
+) -> list[tuple[str, tuple[list[_Annotation], _Stated]]]:
+    """Return name, annotations and stated size of each image of a COCO file."""
+    images, rest = coco_images(content, source), background_class(listed.classes)
+    objects: dict[str, list[_Annotation]] = {number: [] for number in images}
+    annotations = coco_records(content, "annotations", source)
+    for k, a in enumerate(annotations):
+        name = f"annotation {a.get('id', k)!s:.40}"
+        where = f"{source}: {name}"
+        category = coco_number(a, "category_id", where)
+        found, number = listed.class_of.get(category), id_text(a, "image_id", where)
+        if found is None or (found not in (VOID, rest) and not listed.classes.is_thing(found)):
+            raise InputError(f"{where}: category {category} is not a thing of the class list")
+        if found == rest or number not in images:
+            reason = "an image that the JSON does not list" if found != rest else "the background"
+            options.skip(f"annotation of {reason}", f"{name}, image_id {number}")
+            continue
+        crowd = crowd_flag(a, where) if not options.no_crowds else 0
+        objects[number].append(_Annotation(category, crowd, a.get("segmentation"), name, bool(a.get("bbox"))))
+    if annotations and not any(objects.values()):
+        raise InputError(f"{source}: none of its {len(annotations)} annotations is of a category and image of the JSON")
+    return [(i["file_name"], (objects[n], (i.get("width"), i.get("height")))) for n, i in images.items()]
+
+
+def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
+    """Read the instances of an image in as many layers as needed; InputError if a value or a size is invalid."""
+    size = photo_size(frame.photo)
+    annotations, stated = frame.info
+    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, size)
+    skipped: list[tuple[str, str]] = []
+
+    def things() -> Iterator[Thing]:
+        for a in annotations:
+            where, item = f"{frame.photo}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.photo}"
+            runs = decode_segmentation(a.segmentation or [], size, frame, where)
+            if _has_shares(a.segmentation):
+                skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
+            elif not len(runs[0]):
+                skipped.append((_why_empty(a, size), item))
+            elif (category := listed.class_of[a.category]) != VOID:
+                yield runs, category, a.crowd
+            else:
+                for pixels in pixels_of(*runs):
+                    columns[pixels] = 0
+
+    def describe(value: int) -> tuple[int, int]:
+        return (rest, 0) if frame.second is None else (listed.class_at(value, frame.second), 1)
+
+    named = background_class(listed.classes)
+    rest = VOID if named is None else named
+    labels = np.zeros(size, np.uint8) if frame.second is None else read_map(frame.second)
+    ids, cat, iscrowd = number_segments(labels, describe, listed.classes)
+    del labels
+    columns = ids.T.ravel()  # void where objects of a void class are, which are read before the pixels
+    del ids
+    found = stack_things(things(), size, frame, (columns.reshape(size[::-1]).T, cat, iscrowd))
+    return replace(found, skipped=(*found.skipped, *skipped))
+
+
+def _why_empty(annotation: _Annotation, size: tuple[int, int]) -> str:
+    """Return why an annotation has no pixel."""
+    if isinstance(annotation.segmentation, dict) and annotation.segmentation:
+        return "object without a pixel"
+    polygons = _polygons(annotation.segmentation or [])
+    if not any(map(len, polygons)):
+        return "object with a box only, which is not enough" if annotation.boxed else "object without a segmentation"
+    areas = [polygon for polygon in polygons if len(polygon) >= 3]
+    if not areas:
+        return "object of fewer than 3 corners"
+    corners = np.concatenate(areas)
+    outside = (corners.max(axis=0) <= 0) | (corners.min(axis=0) >= size[::-1])
+    return "object outside of the image" if outside.any() else "object without a pixel"
+
+
+def _has_shares(segmentation: Any) -> bool:
+    polygons = _polygons(segmentation) if isinstance(segmentation, list) else []
+    return any(map(len, polygons)) and all((np.abs(p - 0.5) <= 0.6).all() for p in polygons)  # some tools round
+
+
+def _polygons(segmentation: list[Any]) -> list[np.ndarray]:
+    """Return the corners of polygons, `N x 2` each; ValueError if they are no pairs of numbers.
+
+    COCO has a list of `[x, y, x, y, ...]`. Tools also write pairs, `[[x, y], ...]`, and a polygon outside of a list.
+    """
+    first = segmentation[0] if segmentation else None
+    pairs = len(segmentation) > 2 and all(isinstance(p, list) and len(p) == 2 for p in segmentation)
+    if not isinstance(first, list) or (pairs and not isinstance(first[0], list)):
+        segmentation = [segmentation]
+    polygons = []
+    for polygon in segmentation:
+        try:
+            corners = np.array(polygon, np.float64)
+        except (ValueError, TypeError):
+            raise ValueError("expected a list of polygons, [[x, y, x, y, ...], ...]") from None
+        if corners.ndim > 2 or (corners.ndim == 2 and corners.shape[1] != 2) or corners.size % 2:
+            raise ValueError(f"a polygon of {corners.size} numbers, expected pairs: [[x, y, x, y, ...], ...]")
+        polygons.append(corners.reshape(-1, 2))
+    return polygons
+
+
+def stack_things(
+    things: Iterable[Thing],
+    size: tuple[int, int],
+    frame: SourceFrame,
+    background: tuple[np.ndarray, list[int], list[int]] | None = None,
+) -> Instances:
+    """Store objects in as many layers as needed, the smallest in the first.
+
+    Parameters
+    ----------
+    things : those without a pixel are skipped
+    size : `(height, width)` of the image
+    frame : the image, for errors
+    background : ids, class and crowd flag by id, for the pixels that no object covers
+
+    Raises
+    ------
+    InputError
+        if there are more than 65535 objects and segments, 64 layers, 256 Mi pixels in all layers, or 16 Mi runs
+    """
+    things = _within_limits(things, size, frame)
+    area = [int(length.sum()) for (_, length), _, _ in things]
+    skipped = tuple(("object without a pixel", f"one of {frame.photo}") for pixels in area if not pixels)
+    order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
+    cat, iscrowd = [VOID], [0]
+    ids, more, crowds = background or (None, [VOID], [0])
+    if len(order) + len(more) - 1 > _MAX_OBJECTS:
+        raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.photo}")
+    pixels, allowed = size[0] * size[1], _allowed_layers(size)
+    layers = np.zeros((allowed, pixels), np.uint16)  # takes the memory of what is written to
+    used = np.zeros(pixels, np.min_scalar_type((1 << allowed) - 1))  # a bit for each layer
+    count = 1
+    for k in order:
+        (start, length), category, crowd = things[k]
+        taken = 0
+        for inside in pixels_of(start, length):
+            taken |= int(np.bitwise_or.reduce(used[inside]))
+        layer = (~taken & taken + 1).bit_length() - 1
+        if layer >= allowed:
+            raise _overlap(size, frame)
+        count = max(count, layer + 1)
+        for inside in pixels_of(start, length):
+            used[inside] |= used.dtype.type(1 << layer)
+            layers[layer, inside] = len(cat)
+        cat.append(category)
+        iscrowd.append(crowd)
+    if ids is not None:
+        # stuff in the first layer would hide an object of another layer
+        columns = ids.T.reshape(-1)
+        for part in _parts(pixels):
+            bare = (used[part] == 0) & (columns[part] > 0)
+            layers[0, part][bare] = columns[part][bare].astype(np.uint16) + np.uint16(len(cat) - 1)
+        cat += more[1:]
+        iscrowd += crowds[1:]
+    kept, cat, iscrowd = _compact(layers[:count], cat, iscrowd)
+    return Instances(kept.reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd, skipped)
+
+
+def _allowed_layers(size: tuple[int, int]) -> int:
+    return max(1, min(_MAX_LAYERS, _LAYER_PIXELS // (size[0] * size[1])))
+
+
+def _overlap(size: tuple[int, int], frame: SourceFrame) -> InputError:
+    return InputError(
+        f"{frame.annotation}: the objects of {frame.photo} overlap in more than {_allowed_layers(size)} layers of "
+        f"{size[1]} x {size[0]} pixels"
+    )
+
+
+def _within_limits(things: Iterable[Thing], size: tuple[int, int], frame: SourceFrame) -> list[Thing]:
+    """Return objects that are read one by one, until they exceed the limits of :func:`stack_things`."""
+    found: list[Thing] = []
+    total = runs = 0
+    for thing in things:
+        length = thing[0][1]
+        found.append(thing)
+        total, runs = total + int(length.sum()), runs + len(length)
+        if total > _allowed_layers(size) * size[0] * size[1]:
+            raise _overlap(size, frame)
+        if len(found) > _MAX_OBJECTS or runs > _MAX_RUNS:
+            most = f"{_MAX_OBJECTS} objects" if runs <= _MAX_RUNS else f"{_MAX_RUNS} runs of pixels of objects"
+            raise InputError(f"{frame.annotation}: more than {most} on {frame.photo}")
+    return found
+
+
+def stack_regions(
+    regions: Iterable[tuple[Runs, int]], size: tuple[int, int], frame: SourceFrame, classes: Metadata
+) -> Instances:
+    """Store regions of things and stuff: things as :func:`stack_things`, stuff where no thing is, else background.
+
+    Parameters
+    ----------
+    regions : pixels and class, 255 for void; of overlapping stuff the last region counts
+    size, frame : see :func:`stack_things`
+    classes : defines which classes are things; pixels of no region are void without a stuff class `background`
+    """
+    rest = background_class(classes)
+    stuff = np.full(size[0] * size[1], 0 if rest is None else rest + 1, np.uint8)  # column by column
+
+    def things() -> Iterator[Thing]:
+        for runs, category in regions:
+            if classes.is_thing(category):
+                yield runs, category, 0
+            else:
+                for pixels in pixels_of(*runs):
+                    stuff[pixels] = (category + 1) % (VOID + 1)
+
+    found = _within_limits(things(), size, frame)
+    labels = stuff.reshape(size[::-1]).T
+    background = number_segments(labels, lambda value: (value - 1 if value else VOID, 0), classes)
+    return stack_things(found, size, frame, background)
+
+
+def pixels_of(start: np.ndarray, length: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the pixels of runs, counted along the columns, in parts."""
+    end = np.cumsum(length)
+    shift = start - (end - length)
+    for part in _parts(int(end[-1]) if len(end) else 0):
+        first, last = np.searchsorted(end, (part.start, part.stop - 1), side="right")
+        runs = slice(first, last + 1)
+        count = np.diff(np.minimum(end[runs], part.stop), prepend=part.start)
+        yield np.arange(part.start, part.stop) + np.repeat(shift[runs], count)
+
+
+def _parts(pixels: int) -> Iterator[slice]:
+    return (slice(at, min(at + _PART, pixels)) for at in range(0, pixels, _PART))
+
+
+def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np.ndarray, list[int], list[int]]:
+    """Remove ids without pixels from layers, `L x P`."""
+    present = np.zeros(len(cat), bool)
+    parts = [layer[part] for layer in layers for part in _parts(layers.shape[1])]
+    for values in parts:
+        present[values] = True
+    present[0] = True
+    if not present.all():
+        new_id = (np.cumsum(present) - 1).astype(np.uint16)
+        for values in parts:
+            values[...] = new_id[values]
+    kept = np.flatnonzero(present).tolist()
+    return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
+
+
+def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame, where: str = "") -> Runs:
+    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`.
+
+    Raises
+    ------
+    InputError
+        if they are invalid, with `where` in front, or else the image of the frame
+    """
+    height, width = size
+    try:
+        if not isinstance(segmentation, list):
+            if not isinstance(segmentation, dict) or not {"size", "counts"} <= set(segmentation):
+                raise ValueError("expected a list of polygons, or an object with `size` and `counts`")
+            if list(segmentation["size"]) != list(size):
+                raise ValueError(
+                    f"its `size` is {segmentation['size']}, but the image has {list(size)} (height, width)"
+                )
+            return decode_rle(segmentation["counts"], height * width)
+        polygons = [polygon for polygon in _polygons(segmentation) if len(polygon) >= 3]
+        # pycocotools samples edges at a fifth of a pixel, and writes out of bounds beyond 2^31 samples
+        farthest, length = _FARTHEST * max(height, width), 0.0
+        for polygon in polygons:
+            if not (np.abs(polygon) <= farthest).all():
+                raise ValueError(f"a corner is more than {farthest} pixels away")
+            length += np.abs(polygon - np.roll(polygon, 1, axis=0)).max(axis=1).sum()
+        if length > _OUTLINE_PIXELS:
+            raise ValueError(f"its outline is longer than {_OUTLINE_PIXELS} pixels")
+        masks = [coco_mask.frPyObjects([polygon.ravel().tolist()], height, width)[0] for polygon in polygons]
+        while len(masks) > 1:  # merging one by one takes quadratic time
+            masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
+        return decode_rle(masks[0]["counts"] if masks else [], height * width)
+    except Exception as error:  # pycocotools raises plain Exception
+        raise InputError(
+            f"{where or f'{frame.photo}: an invalid `segmentation` in its annotations'}: {error}"
+        ) from None

@@ -1,0 +1,319 @@
+"""Shared parts of the converters: options, selection of splits, and the loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.prepare.account import Skips, SplitAccount, account_of, add_skipped, all_skipped
+from seamseg.maps.prepare.archives import ArchiveMember, File
+from seamseg.maps.prepare.pairs import spellings
+from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
+from seamseg.maps.visualize.palette import class_colors
+from seamseg.utils.errors import InputError
+from seamseg.utils.progress import ProgressCallback
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ConversionOptions:
+    """Options of a conversion.
+
+    Attributes
+    ----------
+    workers : number of processes, None for one per processor
+    progress : wraps the converted images
+    log : called with messages about missing or finished parts
+    copy : copy images instead of hard-linking them
+    symlink : make symbolic links instead of hard links
+    hold_out : fraction of the images that become the split `val`
+    no_crowds : read crowds of COCO instances as single objects
+    void_background : leave pixels without a label void where the classes are things only; otherwise they get a stuff
+        class `background`, see :func:`seamseg.maps.prepare.class_file.with_background`
+    split, skipped : split whose files are found, and what was skipped by split; set by :meth:`begin`, :meth:`of_split`
+
+    Raises
+    ------
+    InputError
+        if the fraction is not from 0 to below 1
+    """
+
+    workers: int | None = None
+    progress: ProgressCallback = no_progress
+    log: Callable[[str], None] = lambda message: None
+    copy: bool = False
+    symlink: bool = False
+    hold_out: float = 0.0
+    no_crowds: bool = False
+    void_background: bool = False
+    split: str = ""
+    skipped: dict[str, Skips] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hold_out < 1:
+            raise InputError(f"`hold_out={self.hold_out:g}`: must be from 0 to below 1")
+
+    @property
+    def link(self) -> Link:
+        """How images are stored in the dataset folder."""
+        return "copy" if self.copy else "symbolic" if self.symlink else "hard"
+
+    def begin(self) -> ConversionOptions:
+        """Return the options of one conversion, of which nothing has been skipped yet."""
+        return replace(self, skipped={})
+
+    def of_split(self, split: str) -> ConversionOptions:
+        """Return the options to find the files of a split, for :meth:`skip`."""
+        return replace(self, split=split)
+
+    def skip(self, reason: str, item: object, count: int = 1) -> None:
+        """Record that items of the source are not used.
+
+        Nothing is skipped silently: files and images are recorded here, objects in :attr:`Instances.skipped`.
+
+        Parameters
+        ----------
+        reason : what is skipped and why, as "image without labels"
+        item : the item, or the first of several, for example its file
+        count : number of items
+        """
+        add_skipped(self.skipped.setdefault(self.split, {}), reason, item, count)
+
+    def skip_unused(
+        self,
+        files: Mapping[str, File],
+        used: Iterable[object],
+        reason: str,
+        expected: Callable[[str], bool] = lambda path: True,
+    ) -> None:
+        """Record the files of a folder that are not used.
+
+        Parameters
+        ----------
+        files : files of the folder by path
+        used : used files, by their names
+        reason : why a file is skipped whose path is `expected`; others are counted by their extension, but not archives
+            and annotations in text
+        """
+        names = set(map(str, used))
+        for path, file in files.items():
+            ending = PurePosixPath(path).suffix.lower()
+            if str(file) in names:
+                continue
+            if expected(path):
+                self.skip(reason, file)
+            elif ending not in _TEXTS_AND_ARCHIVES:
+                self.skip(f"other file ({ending or 'without extension'})", file)
+
+
+DEFAULTS = ConversionOptions()
+
+VAL = "val"
+"""Split of the images that are held out."""
+
+_TEXTS_AND_ARCHIVES = (".json", ".txt", ".xml", ".csv", ".zip", ".tar")
+_UNPAINTED = (0, 0, 0)
+BACKGROUND = "background"
+_BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignored")
+
+
+@dataclass(frozen=True)
+class ConversionResult:
+    """The result of a conversion.
+
+    Attributes
+    ----------
+    metadata : content of `metadata.bin`
+    splits : number of images by list
+    accounts : what was used and skipped by list
+    missing : the splits that the source lacks
+    """
+
+    metadata: Metadata
+    splits: dict[str, int]
+    accounts: dict[str, SplitAccount]
+    missing: list[str] = field(default_factory=list)
+
+
+def find_splits(
+    wanted: Sequence[str], known: Iterable[str], find: Callable[[str], T | None], what: str
+) -> dict[str, T | None]:
+    """Call `find` for each wanted split; InputError for a split that the data set `what` does not define."""
+    unknown = [split for split in wanted if split not in set(known)]
+    if unknown or not wanted:
+        name = unknown[0] if unknown else ""
+        raise InputError(f"no {what} split has the name {name!r}; choose among {', '.join(known)}")
+    return {split: find(split) for split in dict.fromkeys(wanted)}
+
+
+def present_splits(
+    found: Mapping[str, T | None], root: str | Path, expected: str, log: Callable[[str], None]
+) -> tuple[dict[str, T], list[str]]:
+    """Return the splits with images, and the names of the others, which are logged.
+
+    Raises
+    ------
+    InputError
+        if no split has images; `expected` describes the expected content of `root`
+    """
+    present = {split: content for split, content in found.items() if content}
+    missing = [split for split in found if split not in present]
+    if not present:
+        raise InputError(f"{root}: 0 images found; expected {expected}")
+    for split in missing:
+        log(f"{root}: no {split}, skipped")
+    return present, missing
+
+
+def convert_splits(
+    out: str | Path,
+    classes: Metadata,
+    splits: Mapping[str, Sequence[SourceFrame]],
+    read: Reader,
+    options: ConversionOptions,
+) -> ConversionResult:
+    """Write the splits that `out` does not have yet.
+
+    Parameters
+    ----------
+    out : the dataset folder
+    classes : classes of the data set
+    splits : frames by name of the list
+    read : reads the instances of a frame; picklable
+    options : options of the conversion
+
+    Raises
+    ------
+    InputError
+        if a file is invalid (the data set then has the other images), two images have one id, or the images to hold
+        out are none or all
+    """
+    splits = _with_held_out(splits, options.hold_out)
+    owner: dict[str, tuple[str, File]] = {}
+    for name, frames in splits.items():
+        for frame in frames:
+            for file in (frame.photo, *frame.annotations):
+                if isinstance(file, ArchiveMember):
+                    file.check_conflict()
+            split, photo = owner.setdefault(frame.id, (name, frame.photo))
+            if str(photo) != str(frame.photo):
+                raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")
+    writer = DatasetWriter(out, classes, options.workers, options.progress, options.link)
+    others = [path.stem for path in sorted(writer.root.glob("lst/*.txt")) if path.stem not in splits]
+    writer.check_photos([frame for frames in splits.values() for frame in frames], others)
+    for name, frames in splits.items():
+        _convert_split(writer, name, frames, read, options)
+    metadata = writer.finish()
+    accounts = {name: account for name, account in writer.accounts.items() if name in splits}
+    return ConversionResult(metadata, {name: len(frames) for name, frames in splits.items()}, accounts)
+
+
+def _convert_split(
+    writer: DatasetWriter, name: str, frames: Sequence[SourceFrame], read: Reader, options: ConversionOptions
+) -> None:
+    skipped, path = options.skipped.get(name, {}), writer.root / "lst" / f"{name}.txt"
+    if writer.is_finished(name, frames, read):
+        known = writer.accounts.get(name)
+        if known is None:
+            options.log(
+                f"{name}: {len(frames)} images, already prepared by an earlier version, which kept no record of its "
+                f"sources: their changes go unnoticed; to convert it again, delete {path}"
+            )
+        else:
+            options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
+            known.skipped = all_skipped(skipped, known.frames)
+        return
+    before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
+    account = partial(account_of, skipped=skipped, background=background_class(writer.classes))
+    count = writer.add_split(name, frames, read, account)
+    if before:
+        lost = len(before - {frame.id for frame in frames})
+        options.log(
+            f"{name}: files or options have changed since the last conversion: {count} of {len(frames)} images "
+            f"converted again, {lost} taken off the list"
+        )
+    for other, (shared, changed) in writer.shared_images(name).items():
+        how = f"; {changed} with other labels until now: convert {other} again, or into another folder"
+        options.log(f"{name}: {shared} of its images are also in the list {other}{how if changed else ''}")
+
+
+def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:
+    """Move a fraction of the images to the split `val`; a hash of their ids chooses them."""
+    if fraction == 0:
+        return splits
+    if VAL in splits:
+        raise InputError(f"`hold_out={fraction:g}`: there is a split {VAL} already")
+    ids = sorted((frame.id for frames in splits.values() for frame in frames), key=_hash)
+    held = set(ids[: max(1, round(fraction * len(ids)))])
+    parts = {name: [frame for frame in frames if frame.id not in held] for name, frames in splits.items()}
+    parts[VAL] = [frame for frames in splits.values() for frame in frames if frame.id in held]
+    empty = [name for name, frames in parts.items() if not frames]
+    if empty:
+        raise InputError(f"`hold_out={fraction:g}`: leaves no image in {empty[0]}")
+    return parts
+
+
+def _hash(text: str) -> bytes:
+    return sha256(text.encode()).digest()
+
+
+def distinct_ids(splits: Mapping[str, Sequence[SourceFrame]]) -> dict[str, list[SourceFrame]]:
+    """Prefix all ids by `SPLIT_` if two splits share an id, as `train/001.jpg` and `val/001.jpg` do."""
+    seen: set[str] = set()
+    for frames in splits.values():
+        ids = {frame.id for frame in frames}
+        if ids & seen:
+            return {name: [replace(f, id=f"{name}_{f.id}") for f in group] for name, group in splits.items()}
+        seen |= ids
+    return {name: list(frames) for name, frames in splits.items()}
+
+
+def id_of(file_name: str) -> str:
+    """Return the image id of a file name: without extension, `_` as folder separator."""
+    if "\\" in file_name or "://" in file_name:
+        file_name = spellings(file_name)[1]
+    return str(PurePosixPath(file_name).with_suffix("")).strip("/").replace("/", "_")
+
+
+def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dict[int, int]]:
+    """Return the classes of a data set by the entries of a source: stuff first, else in source order.
+
+    Parameters
+    ----------
+    entries : mappings with `id` (in the source), `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour
+        unlike the others; that of stuff named as background or void is then black, as void is drawn)
+
+    Returns
+    -------
+    classes : classes without images
+    class_of : class by id in the source
+    """
+    ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
+    given = [
+        e.get("color") or (_UNPAINTED if not e["thing"] and bare_name(e["name"]) in _BACKGROUNDS else None)
+        for e in ordered
+    ]
+    classes = Metadata(
+        num_stuff=sum(not e["thing"] for e in ordered),
+        num_thing=sum(bool(e["thing"]) for e in ordered),
+        categories=[str(e["name"]) for e in ordered],
+        palette=class_colors(given),
+        original_ids=[int(e["id"]) for e in ordered],
+    )
+    return classes, {int(e["id"]): k for k, e in enumerate(ordered)}
+
+
+def background_class(classes: Metadata) -> int | None:
+    """Return the stuff class with the name background; None if there is none."""
+    return next((k for k in range(classes.num_stuff) if bare_name(classes.categories[k]) == BACKGROUND), None)
+
+
+def bare_name(name: object) -> str:
+    """Return the name of a class in lower case, without the underscores of `_background_`."""
+    return str(name).strip(" _").lower()

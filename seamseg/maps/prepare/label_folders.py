@@ -1,0 +1,454 @@
+"""Converts folders of images with label images, instance images, masks of single objects, or files of polygons."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.formats import cvat
+from seamseg.maps.idmaps.id_runs import Runs, union_of_runs
+from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_mask, open_object_mask
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.annotations import mask_runs
+from seamseg.maps.prepare.archives import File, photo_size, read_file, read_map
+from seamseg.maps.prepare.class_file import ClassList, read_class_list, with_background
+from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
+from seamseg.maps.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    background_class,
+    convert_splits,
+    distinct_ids,
+)
+from seamseg.maps.prepare.pairs import (
+    COCO_JSON,
+    LABEL_ENDINGS,
+    FilesByName,
+    by_stem,
+    is_label,
+    is_photo,
+    number_objects,
+    number_segments,
+    tree_files,
+    without_suffix,
+)
+from seamseg.maps.prepare.panoptic import load_json
+from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import decode_text, listed_names
+from seamseg.utils.limits import MIB
+
+_FORMS = (LABEL_ENDINGS, (".json",), (".txt",))
+"""Extensions of the label images, and of the polygons of labelme and YOLO."""
+_ROTATED = ("rotation", "oriented_rectangle")
+"""Names of rotated rectangles, in versions of labelme and programs made of it."""
+_YOLO_BYTES = 16 * MIB  # of the polygons of an image
+_CIRCLE = 64  # corners of a circle
+_FILE_BYTES = 256 * MIB  # labelme may store the image with them
+_MAX_COORDINATE = 1 << 31  # pixels
+_ROUNDING = 0.01  # tools write points at the border slightly outside
+
+
+def prepare_folders(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    class_list: str | Path,
+    divisor: int = 0,
+    suffixes: tuple[str, str, str] = ("", "", ""),
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert folders of images.
+
+    The files of `labels` define what they are, in this order:
+
+    - `PHOTO.png`: a label image, which has a class id at each pixel. An instance image has a number for each object, 0
+      where objects are not separated: a crowd. If the class list has one thing and no stuff but that of id 0, and there
+      are no instance images, a label image has the numbers of the objects of the thing, 0 for none
+    - `PHOTO.json`: polygons, rectangles, circles and masks of labelme, with names of classes
+    - `PHOTO.txt`: polygons of YOLO, with class ids
+    - `PHOTO_CLASS_NUMBER.png`: a mask of one object; each `_` may be a folder, and `_NUMBER` is any text, or missing
+
+    Without label images all other pixels are of the stuff class `background` if there is one, else void; a class list
+    of things only gets one (:func:`seamseg.maps.prepare.class_file.with_background`), also for the value 0 of label
+    images unless the list has it. Overlapping things are stored in layers of the mask, the smallest in the first.
+
+    Parameters
+    ----------
+    splits : by name of the list `(photos, labels)` or `(photos, labels, instances)`; folders or archives. For a folder
+        `SegmentationClass` of Pascal VOC, the list of this name beside it selects the images
+    class_list : INI or JSON, see :func:`seamseg.maps.prepare.class_file.read_class_list`
+    divisor : if not 0, label images hold `class * divisor + instance`, and there are no instance images
+    suffixes : ends of the names of images, labels and instances before their extensions, as `_leftImg8bit`
+    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or has a value or name that is not in the class list
+    """
+    options, given = options.begin(), read_class_list(class_list)
+    listed = with_background(given, options)
+    if divisor < 0 or divisor == 1:
+        raise InputError(f"`divisor={divisor}`: must be 2 or more")
+    for name, folders in splits.items():
+        if len(folders) not in (2, 3):
+            raise InputError(f"split {name!r}: expected the folders (images, labels) or (images, labels, instances)")
+    frames = {
+        name: find_frames(name, folders, suffixes, options.of_split(name), listed) for name, folders in splits.items()
+    }
+    all_frames = [frame for group in frames.values() for frame in group]
+    if divisor and any(frame.second for frame in all_frames):
+        raise InputError("with a divisor the labels hold the instances: omit the folder of instances")
+    objects = next((frame for frame in all_frames if _has_objects(frame)), None)
+    if objects is not None and (divisor or any(frame.second for frame in all_frames)):
+        raise InputError(f"{objects.annotation}: holds the objects: omit the divisor, and the folder of instances")
+    bare = not divisor and not all(frame.second or _has_objects(frame) for frame in all_frames)
+    numbered = bare and _one_thing(given)
+    if bare:
+        if numbered:
+            options.log(f"{listed.classes.categories[-1]!r} is the only thing: labels are the numbers of its objects")
+        elif listed.classes.num_thing:
+            options.log("no instance images: things become crowds, which are ignored in training")
+    read = partial(read_instances, listed=listed, divisor=divisor, numbered=numbered)
+    done = convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    most = max(sum(map(listed.classes.is_thing, image.cat)) for image in done.metadata.images)
+    if numbered and len(all_frames) > 1 and most < 2:
+        options.log("no image has more than one object: labels of 0 and 1 do not separate objects")
+    return done
+
+
+def find_frames(
+    split: str,
+    folders: tuple[str, ...],
+    suffixes: tuple[str, str, str],
+    options: ConversionOptions,
+    listed: ClassList,
+) -> list[SourceFrame]:
+    """Return the images of a split that have labels, by name."""
+    trees = _trees(folders)
+    every = without_suffix(by_stem(trees[0], is_photo), suffixes[0])
+    if not every:
+        raise InputError(f"{folders[0]}: 0 images found for {split}{_named(suffixes[0])}")
+    own = set(map(_path, every.values()))
+    given = {name: file for name, file in trees[1].items() if _path(file) not in own}
+    photos = _listed_photos(split, folders, every, options)
+    instances = _ending(trees[2], LABEL_ENDINGS, suffixes[2]) if len(folders) > 2 else {}
+    if len(folders) > 2 and not instances:
+        raise InputError(f"{folders[2]}: 0 instance images (.png) found for {split}{_named(suffixes[2])}")
+    forms = [_ending(given, endings, suffixes[1]) for endings in _FORMS]
+    frames = _labelled(photos, forms, instances, folders, suffixes) or _object_files(photos, forms[0], listed)
+    if not frames:
+        _check_formats(given)
+        raise InputError(
+            f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}; the first "
+            f"image is {next(iter(photos))}, the first label file {next(chain(*forms), 'missing')}"
+            f"{COCO_JSON if not forms[0] and len(forms[1]) == 1 else ''}"
+        )
+    used = [file for frame in frames for file in (frame.photo, *frame.annotations)]
+    options.skip_unused(photos, used, "image without labels")
+    used += photos.values()
+    listed_only = len(photos) < len(every)
+    which = "that is not in the list" if listed_only else f"without {suffixes[0]!r}"
+    options.skip_unused(trees[0], used, f"image {which}", is_photo)
+    which = "no image in the list" if listed_only else "no image"
+    ending = frames[0].annotation.suffix.lower()
+    form = next(endings for endings in _FORMS if ending in endings)
+    options.skip_unused(given, used, f"label file of {which}", lambda name: name.lower().endswith(form))
+    options.skip_unused(trees[2] if len(folders) > 2 else {}, used, f"instance image of {which}", is_label)
+    return frames
+
+
+def _path(file: File) -> str:
+    return os.path.abspath(str(file))
+
+
+def _trees(folders: tuple[str, ...]) -> list[dict[str, File]]:
+    """Return the files of each folder by path; labels inside of the folder of images are no images."""
+    photos, *others = (tree_files(folder, what) for folder, what in zip(folders, ("images", "labels", "instances")))
+    root = os.path.realpath(folders[0])
+    for folder, files in zip(folders[1:], others):
+        if os.path.realpath(folder).startswith(os.path.join(root, "")):
+            inside = set(map(_path, files.values()))
+            photos = {name: file for name, file in photos.items() if _path(file) not in inside}
+    return [photos, *others]
+
+
+def _labelled(
+    photos: Mapping[str, File],
+    forms: Sequence[Mapping[str, File]],
+    instances: Mapping[str, File],
+    folders: tuple[str, ...],
+    suffixes: tuple[str, str, str],
+) -> list[SourceFrame]:
+    """Return the images with a file of labels, all of the first form that there is."""
+    numbers = FilesByName(instances, photos, same_tree=True)
+    frames: list[SourceFrame] = []
+    for labels in (FilesByName(files, photos, same_tree=True) for files in forms):
+        if frames:
+            found = {str(frame.photo) for frame in frames}
+            other = next((path for s, p in photos.items() if str(p) not in found and (path := labels.path_of(s))), None)
+            if other is not None:
+                text = f"labels in another form than {frames[0].annotation}; keep one form in a folder"
+                raise InputError(f"{labels.use(other, other)}: {text}")
+            continue
+        for stem, photo in photos.items():
+            label = labels.find(stem)
+            if label is None:
+                continue
+            number = numbers.find(stem)
+            if instances and number is None:
+                raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
+            frames.append(SourceFrame(_id_of_stem(stem), photo, label, photo.name, number))
+    return frames
+
+
+def _check_formats(labels: Mapping[str, File]) -> None:
+    """Raise InputError for label images or masks in a format that does not keep each value."""
+    for name, file in labels.items():
+        ending = PurePosixPath(name).suffix.lower()
+        if ending in (*PHOTO_ENDINGS, ".npy", ".npz", ".mat") and ending not in LABEL_ENDINGS:
+            lossy = " (JPEG changes the values: export the labels again)" if ending.startswith(".j") else ""
+            raise InputError(f"{file}: labels in {ending} are not read; store them as PNG, TIFF or BMP{lossy}")
+
+
+def _id_of_stem(stem: str) -> str:
+    return stem.strip("/").replace("/", "_")
+
+
+def _ending(files: Mapping[str, File], endings: tuple[str, ...], suffix: str) -> dict[str, File]:
+    return without_suffix(by_stem(files, lambda name: name.lower().endswith(endings)), suffix)
+
+
+def _named(suffix: str) -> str:
+    return f" (names that end in {suffix!r})" if suffix else ""
+
+
+def _listed_photos(
+    split: str, folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions
+) -> dict[str, File]:
+    """Return the images of the list of a split, if the labels are of Pascal VOC."""
+    labels = Path(folders[1]).absolute()
+    lists = sorted((labels.parent / cvat.LISTS).glob("[!.]*.txt")) if labels.name == cvat.CLASS_FOLDER else []
+    if not lists:
+        return photos
+    chosen = next((path for path in lists if path.stem == split), None)
+    if chosen is None:
+        names = ", ".join(path.stem for path in lists)
+        options.log(f"{lists[0].parent}: has the lists {names}, none for {split}, which gets all images with labels")
+        return photos
+    lines = listed_names(read_file(chosen, "list"), chosen, "list")
+    found, wanted = FilesByName(photos, lines), {}
+    for name in lines:
+        stem = found.path_of(name)
+        if stem is None:
+            raise found.missing(name, chosen, folders[0])
+        wanted[stem] = found.use(stem, name)
+    if not wanted:
+        raise InputError(f"{chosen}: lists no image")
+    return wanted
+
+
+def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList) -> list[SourceFrame]:
+    """Return the images with masks of single objects, with the class of each mask."""
+    photos_by_name = FilesByName(photos, masks, same_tree=True)
+    found: dict[str, list[tuple[int, File]]] = {}
+    for name, file in masks.items():
+        rest = ""
+        for end in reversed([k for k, letter in enumerate(name) if letter in "_/"]):
+            stem = photos_by_name.path_of(name[:end])
+            category = None if stem is None else _leading_class(name[end + 1 :], listed)
+            if stem is not None and category is not None:
+                photos_by_name.use(stem, name[:end])
+                found.setdefault(stem, []).append((category, file))
+                break
+            rest = name[end + 1 :] if stem is not None else rest
+        else:
+            if rest:
+                raise InputError(
+                    f"{file}: {rest!r} after the name of the image does not start with a class of the class list; name "
+                    "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix (`suffixes`)"
+                )
+    return [
+        SourceFrame(
+            _id_of_stem(stem),
+            photos[stem],
+            found[stem][0][1],
+            photos[stem].name,
+            info=[category for category, _ in found[stem]],
+            others=tuple(file for _, file in found[stem][1:]),
+        )
+        for stem in photos
+        if stem in found
+    ]
+
+
+def _leading_class(text: str, listed: ClassList) -> int | None:
+    """Return the class with the longest name that a text is, or starts with before `_` or a slash."""
+    names = listed.classes.categories
+    fitting = [k for k, name in enumerate(names) if text == name or text.startswith((f"{name}_", f"{name}/"))]
+    return max(fitting, key=lambda k: len(names[k]), default=None)
+
+
+def _has_objects(frame: SourceFrame) -> bool:
+    return frame.info is not None or not is_label(frame.annotation.name)
+
+
+def _one_thing(listed: ClassList) -> bool:
+    classes = listed.classes
+    return classes.num_thing == 1 and all(number == 0 for number in classes.original_ids[: classes.num_stuff])
+
+
+def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered: bool) -> Instances:
+    """Read the instances of an image; InputError if a file is invalid or a value has no class."""
+    if _has_objects(frame):
+        size = photo_size(frame.photo)
+        readers = {".json": _read_labelme, ".txt": _read_yolo}
+        read = readers.get(frame.annotation.suffix.lower(), _read_object_files)
+        found: Iterable[tuple[Runs, int]] = read(frame, size, listed)
+        return stack_regions(found, size, frame, listed.classes)
+    labels = read_map(frame.annotation)
+    if numbered and frame.second is None:
+        return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
+    labels, numbers = labels.astype(np.int64), np.int64(0)
+    if divisor:
+        numbers = labels % divisor
+        labels //= divisor
+    elif frame.second is not None:
+        numbers = read_map(frame.second)
+    if not listed.classes.num_stuff:  # of things only, with a background that is left void
+        listed = replace(listed, class_of={0: VOID, **listed.class_of})
+    class_of = partial(listed.class_at, source=frame.annotation)
+    return Instances(*number_objects(labels, numbers, class_of, listed.classes))
+
+
+def _class_of_number(number: int, listed: ClassList) -> int:
+    """Return the class of an object's number if there is one thing, which is the last class."""
+    void = listed.class_of.get(number) == VOID
+    if number == 0 and not void:
+        return 0 if listed.classes.num_stuff else VOID
+    return VOID if void else listed.classes.num_classes - 1
+
+
+def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
+    for category, file in zip(frame.info, frame.annotations):
+        mask = open_object_mask(str(file), read_file(file, "mask"))
+        if mask.shape != size:
+            raise InputError(
+                f"{file}: has {mask.shape[1]} x {mask.shape[0]} pixels (width x height), but {frame.photo} has "
+                f"{size[1]} x {size[0]}"
+            )
+        inside = mask != 0
+        if inside.any() and (mask[inside] != mask.max()).any():
+            raise InputError(f"{file}: has more than one value besides 0, but is the mask of one object")
+        yield mask_runs(inside), category
+
+
+def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
+    text = decode_text(read_file(frame.annotation, "labels", _YOLO_BYTES), frame.annotation, "label file")
+    background = background_class(listed.classes)
+    for number, line in enumerate(text.splitlines(), 1):
+        where, words = f"{frame.annotation}: line {number}", line.split()
+        if not words:
+            continue
+        if len(words) == 5:
+            raise InputError(f"{where}: a box, not a polygon (class x y x y x y ...); export labels for segmentation")
+        try:
+            category, points = int(words[0]), np.array(words[1:], np.float64).reshape(-1, 2)
+        except ValueError:
+            raise InputError(f"{where}: expected a class id and pairs of numbers, class x y x y x y ...") from None
+        if len(points) < 3:
+            raise InputError(f"{where}: {len(points)} corners, expected 3 or more")
+        if not (np.abs(points - 0.5) <= 0.5 + _ROUNDING).all():
+            raise InputError(f"{where}: a coordinate is not from 0 to 1, the share of the image's width or height")
+        corners = (points * (size[1], size[0])).ravel().tolist()
+        found = listed.class_at(category, where)
+        if found == background:
+            raise InputError(
+                f"{where}: class {category} is the background in the class list; number the classes as in the data set"
+            )
+        yield decode_segmentation([corners], size, frame, where), found
+
+
+def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
+    content = load_json(frame.annotation, _FILE_BYTES)
+    groups: dict[tuple[int, Any], list[tuple[str, Any]]] = {}
+    try:
+        stated = content.get("imageWidth"), content.get("imageHeight")
+        check_stated_size(str(frame.annotation), stated, frame.photo, size)
+        for k, shape in enumerate(content["shapes"]):
+            where = f"{frame.annotation}: shape {k + 1}"
+            category = listed.class_named(str(shape["label"]), where)
+            group = shape.get("group_id")
+            # shapes of one group and class are parts of an object
+            key = (category, ("shape", k) if group is None else ("group", str(group)))
+            groups.setdefault(key, []).append((where, shape))
+        # one by one, so that their number is limited where they are stored
+        for (category, _), shapes in groups.items():
+            yield _labelme_object(shapes, size, frame), category
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"{frame.annotation}: not a file of labelme ({type(error).__name__}: {error!s:.200}); expected `shapes` "
+            "with `label` and `points`"
+        ) from None
+
+
+def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int], frame: SourceFrame) -> Runs:
+    """Return the pixels of an object, the union of its shapes."""
+    parts: list[Runs] = []
+    polygons: list[list[float]] = []
+    for where, shape in shapes:
+        kind = shape.get("shape_type") or "polygon"
+        points = np.array(shape["points"], np.float64).reshape(-1, 2)
+        if not (np.abs(points) < _MAX_COORDINATE).all():
+            raise InputError(f"{where}: a point is not a pair of finite numbers of pixels")
+        if kind == "mask":
+            parts.append(_labelme_mask(shape["mask"], points, size, where))
+        else:
+            polygons.append(_labelme_corners(kind, points, where).ravel().tolist())
+    if polygons:
+        parts.append(decode_segmentation(polygons, size, frame, shapes[0][0]))
+    return parts[0] if len(parts) == 1 else union_of_runs(parts)
+
+
+def _labelme_corners(kind: str, points: np.ndarray, where: str) -> np.ndarray:
+    """Return the corners of a shape, `N x 2`."""
+    if (kind == "polygon" and len(points) >= 3) or (kind in _ROTATED and len(points) == 4):
+        return points
+    if kind == "rectangle" and len(points) == 2:
+        (x0, y0), (x1, y1) = points
+        return np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
+    if kind == "circle" and len(points) == 2:
+        angle = np.arange(_CIRCLE) * (2 * math.pi / _CIRCLE)
+        radius = math.dist(points[0], points[1])
+        return points[0] + radius * np.stack((np.cos(angle), np.sin(angle)), axis=1)
+    raise InputError(
+        f"{where}: {kind!r} with {len(points)} points has no area that can be read; remove it, or draw a polygon"
+    )
+
+
+def _labelme_mask(encoded: str, points: np.ndarray, size: tuple[int, int], where: str) -> Runs:
+    """Return the pixels of a mask, a PNG for the box whose first corner is the first point."""
+    data = base64.b64decode(encoded, validate=True)
+    height, width = image_size(where, data)
+    if height * width <= size[0] * size[1]:
+        # before a rotation by its EXIF tag, which masks are read without
+        mask = open_mask(where, data)
+        height, width = mask.shape
+    left, top = (int(value) for value in points[0])
+    if min(left, top) < 0 or top + height > size[0] or left + width > size[1]:
+        raise InputError(f"{where}: its mask of {width} x {height} pixels exceeds the image")
+    # without a mask of the image, which would take long for many small ones
+    x, y = np.nonzero(mask.T)
+    pixels = (x + left) * size[0] + y + top
+    first = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)
+    return pixels[first], np.diff(first, append=len(pixels))

@@ -1,0 +1,248 @@
+"""Merges dataset folders, with a mapping of their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.metadata import ImageInfo, Metadata
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.archives import read_map
+from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits
+from seamseg.maps.prepare.pairs import number_segments
+from seamseg.maps.prepare.writer import Instances, SourceFrame
+from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, parse_json
+
+
+@dataclass(frozen=True)
+class MergeRules:
+    """How the classes and splits of the parts are merged.
+
+    Attributes
+    ----------
+    classes : name in the merged set (None for void) by `name` or `FOLDER/name`; others keep their name
+    stuff, things : merged classes that become this kind, whatever they are in the parts
+    splits : name in the merged set by name of a list
+    """
+
+    classes: Mapping[str, str | None] = field(default_factory=dict)
+    stuff: frozenset[str] = frozenset()
+    things: frozenset[str] = frozenset()
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+
+def merge_datasets(
+    parts: Sequence[str | Path],
+    out: str | Path,
+    rules: MergeRules = MergeRules(),
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Merge dataset folders.
+
+    Classes with the same name become one. A thing class that becomes stuff loses its instances; a stuff class that
+    becomes a thing is a crowd. Lists with the same name are concatenated. If a part has an image id of an earlier part,
+    all its ids are prefixed by the name of its folder.
+
+    Parameters
+    ----------
+    parts : two or more dataset folders
+    out : the merged one, another folder
+    rules : rules for classes and splits
+    options : options of the conversion
+
+    Raises
+    ------
+    InputError
+        if a part is invalid, a rule matches nothing, or a class is stuff in one part and a thing in another
+    """
+    if any(Path(out).resolve() == Path(part).resolve() for part in parts):
+        raise InputError(f"{out}: is one of the parts; choose another output folder")
+    options, folders = options.begin(), [DatasetFolder(part) for part in parts]
+    for folder in folders:
+        if not folder.splits:
+            raise InputError(f"{folder.root / 'lst'}: no list of images")
+    _check_rules(folders, rules)
+    classes = merged_classes(folders, rules)
+    prefixes = _prefixes(folders)
+    splits: dict[str, list[SourceFrame]] = {}
+    for folder, prefix in zip(folders, prefixes):
+        table = _class_table(folder, classes, rules)
+        for split in folder.splits:
+            frames = splits.setdefault(rules.splits.get(split, split), [])
+            frames += [_frame(folder, image, prefix, table) for image in folder.split(split)]
+    for folder in folders:
+        listed = {image.id for split in folder.splits for image in folder.split(split)}
+        for image in folder.metadata.images:
+            if image.id not in listed:
+                options.of_split(next(iter(splits))).skip(f"image of {folder.root} that is in no list", image.id)
+    # renamed lists of one part may share images, for example `train` and `trainval`
+    unique = {name: list({frame.id: frame for frame in frames}.values()) for name, frames in splits.items()}
+    return convert_splits(out, classes, unique, partial(read_instances, classes=classes), options)
+
+
+def read_rules(path: str | Path) -> MergeRules:
+    """Read rules from a JSON file.
+
+    Either the class mapping alone, `{"car": "vehicle", "vistas/object--bench": null}`, or an object with any of
+    `classes` (such a mapping), `stuff`, `things` (lists of merged names) and `splits` (a mapping).
+
+    Raises
+    ------
+    InputError
+        if the file has other content
+    """
+    path = Path(path)
+    try:
+        content: Any = parse_json(read_bytes(path, "class mapping", CONFIG_BYTES))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected an object, as {{'car': 'vehicle'}}")
+    keys = {"classes", "stuff", "things", "splits"}
+    if not any(isinstance(content.get(key), (dict, list)) for key in keys):
+        content = {"classes": content}
+    unknown = sorted(set(content) - keys)
+    if unknown:
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; valid keys: {', '.join(sorted(keys))}")
+    kinds = {"classes": dict, "splits": dict, "stuff": list, "things": list}
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key, kind()), kind):
+            raise InputError(f"{path}: {key!r} must be {'an object' if kind is dict else 'a list of names'}")
+    classes, splits = content.get("classes", {}), content.get("splits", {})
+    wrong = [k for k, v in classes.items() if not (v is None or isinstance(v, str))]
+    wrong += [k for k, v in splits.items() if not isinstance(v, str)]
+    if wrong:
+        raise InputError(f"{path}: {wrong[0]!r} must map to a name" + ("" if wrong[0] in splits else " or null"))
+    lists = {key: content.get(key, []) for key in ("stuff", "things")}
+    if not all(isinstance(name, str) for names in lists.values() for name in names):
+        raise InputError(f"{path}: `stuff` and `things` are lists of names")
+    return MergeRules(classes, frozenset(lists["stuff"]), frozenset(lists["things"]), splits)
+
+
+def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metadata:
+    """Return the merged classes: stuff first, else in order; colours and ids of the first part that has them."""
+    entries: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        m = folder.metadata
+        for k, name in enumerate(m.categories):
+            new = _new_name(folder, name, rules)
+            if new is None:
+                continue
+            thing = new in rules.things or (m.is_thing(k) and new not in rules.stuff)
+            entry = entries.setdefault(
+                new,
+                {"thing": thing, "color": m.palette[k], "id": m.original_ids[k], "of": f"{name!r} of {folder.root}"},
+            )
+            if entry["thing"] != thing:
+                kinds = ("a thing", "stuff") if entry["thing"] else ("stuff", "a thing")
+                raise InputError(
+                    f"class {new!r} is {kinds[0]} as {entry['of']}, but {kinds[1]} as {name!r} of {folder.root}; "
+                    "list it in `stuff` or `things` of the mapping, or map one of them to another name"
+                )
+    if not entries:
+        raise InputError("the mapping maps every class to void")
+    if len(entries) > VOID:
+        raise InputError(f"{len(entries)} classes in all, more than {VOID}; map some to one name or to null")
+    ordered = sorted(entries.items(), key=lambda item: item[1]["thing"])
+    num_thing = sum(entry["thing"] for _, entry in ordered)
+    ids, taken = [], {entry["id"] for _, entry in ordered}
+    for _, entry in ordered:
+        # ids of several parts may clash: the first keeps its id
+        new_id = entry["id"] if entry["id"] not in ids else next(i for i in range(len(taken) + VOID) if i not in taken)
+        ids.append(new_id)
+        taken.add(new_id)
+    return Metadata(
+        len(ordered) - num_thing,
+        num_thing,
+        [name for name, _ in ordered],
+        [entry["color"] for _, entry in ordered],
+        ids,
+    )
+
+
+def _new_name(folder: DatasetFolder, name: str, rules: MergeRules) -> str | None:
+    for key in (f"{_name(folder)}/{name}", name):
+        if key in rules.classes:
+            return rules.classes[key]
+    return name
+
+
+def _class_table(folder: DatasetFolder, classes: Metadata, rules: MergeRules) -> list[int]:
+    """Return the merged class by class of the part; 255 stays void."""
+    index = {name: k for k, name in enumerate(classes.categories)}
+    names = [_new_name(folder, name, rules) for name in folder.metadata.categories]
+    table = [VOID if name is None else index[name] for name in names]
+    return table + [VOID] * (VOID + 1 - len(table))
+
+
+def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
+    names = {name for f in folders for name in f.metadata.categories}
+    known = names | {f"{_name(f)}/{name}" for f in folders for name in f.metadata.categories}
+    unknown_name = next((key for key in rules.classes if key not in known), None)
+    if unknown_name is not None:
+        raise InputError(
+            f"the mapping has class {unknown_name!r}, which is in no part (FOLDER/NAME selects the class of one part)"
+            + did_you_mean(unknown_name, known)
+        )
+    made = {_new_name(f, name, rules) for f in folders for name in f.metadata.categories}
+    unknown_name = next((name for name in sorted(rules.stuff | rules.things) if name not in made), None)
+    if unknown_name is not None:
+        wanted = did_you_mean(unknown_name, {name for name in made if name is not None})
+        raise InputError(
+            f"`stuff` or `things` of the mapping has class {unknown_name!r}, which is not a merged class{wanted}"
+        )
+    unknown_name = next((s for s in rules.splits if not any(s in f.splits for f in folders)), None)
+    if unknown_name is not None:
+        known = {s for f in folders for s in f.splits}
+        raise InputError(
+            f"`splits` of the mapping has {unknown_name!r}, which is in no part{did_you_mean(unknown_name, known)}"
+        )
+    both = sorted(rules.stuff & rules.things)
+    if both:
+        raise InputError(f"class {both[0]!r} is in both `stuff` and `things` of the mapping")
+
+
+def _name(folder: DatasetFolder) -> str:
+    return folder.root.resolve().name
+
+
+def _prefixes(folders: Sequence[DatasetFolder]) -> list[str]:
+    taken: set[str] = set()
+    prefixes = []
+    for number, folder in enumerate(folders, start=1):
+        ids = {image.id for image in folder.metadata.images}
+        choices = ("", f"{_name(folder)}_", f"{_name(folder)}{number}_")
+        prefix = next(p for p in choices if p == choices[-1] or not {p + i for i in ids} & taken)
+        prefixes.append(prefix)
+        taken |= {prefix + i for i in ids}
+    return prefixes
+
+
+def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> SourceFrame:
+    photo = folder.image_path(image.id)
+    base, *layers = folder.mask_paths(image.id)
+    info = [table[c] for c in image.cat], image.iscrowd, [folder.metadata.is_thing(c) for c in image.cat]
+    return SourceFrame(prefix + image.id, photo, base, photo.name, info=info, others=tuple(layers))
+
+
+def read_instances(frame: SourceFrame, classes: Metadata) -> Instances:
+    """Read the instances of an image with merged classes; InputError if the mask is invalid or an id has no class."""
+    cat, iscrowd, was_thing = frame.info
+    masks = [read_map(path) for path in frame.annotations]
+    if any(mask.shape != masks[0].shape for mask in masks):
+        raise InputError(f"{frame.annotation}: its layers have different sizes")
+
+    def describe(value: int) -> tuple[int, int]:
+        if value >= len(cat):
+            raise InputError(f"{frame.annotation}: instance id {value}, but metadata.bin lists ids 0 to {len(cat) - 1}")
+        return cat[value], int(iscrowd[value] or not was_thing[value])
+
+    return Instances(*number_segments(np.stack(masks), describe, classes))

@@ -1,0 +1,265 @@
+"""Converts COCO panoptic annotations, a JSON and a folder of PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.images import open_mask
+from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.prepare.archives import File, SourceTree, photo_size, read_file
+from seamseg.maps.prepare.class_file import ClassList, build_class_list, coco_categories, with_background
+from seamseg.maps.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    convert_splits,
+    distinct_ids,
+    find_splits,
+    id_of,
+    present_splits,
+)
+from seamseg.maps.prepare.pairs import FilesByName, is_photo, number_segments, tree_files
+from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.utils.errors import InputError
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
+
+COCO_SPLITS = ("train2017", "val2017")
+_COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
+
+
+@dataclass(frozen=True)
+class PanopticSource:
+    """A split: images and masks by relative path, and the parsed JSON.
+
+    Attributes
+    ----------
+    photos, masks : files by their name in the JSON
+    content : parsed content of the JSON
+    name : name of the JSON file, for errors
+    """
+
+    photos: Mapping[str, File]
+    masks: Mapping[str, File]
+    content: Mapping[str, Any]
+    name: str
+
+
+def prepare_panoptic(
+    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: ConversionOptions = DEFAULTS
+) -> ConversionResult:
+    """Convert any data set in the COCO panoptic format.
+
+    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds. Id 0 is
+    void, or the class `background` that things only get (:func:`seamseg.maps.prepare.class_file.with_background`).
+
+    Parameters
+    ----------
+    splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files may replace folders
+    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or the splits have different categories
+    """
+    options = options.begin()
+    sources = {
+        name: PanopticSource(tree_files(photos, "images"), tree_files(masks, "masks"), load_json(Path(path)), str(path))
+        for name, (photos, path, masks) in splits.items()
+    }
+    return convert_panoptic(out, sources, options)
+
+
+def prepare_coco(
+    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: ConversionOptions = DEFAULTS
+) -> ConversionResult:
+    """Convert COCO panoptic as downloaded.
+
+    `root` holds `train2017/`, `val2017/` and `annotations/panoptic_{train,val}2017` as `.json` and folders of PNG; each
+    folder may be in its zip file. Splits missing in `root` are skipped.
+
+    Raises
+    ------
+    InputError
+        if nothing is found or a file is missing or invalid
+    """
+    options, tree = options.begin(), SourceTree(root, ("", "annotations"))
+
+    def find(split: str) -> PanopticSource | None:
+        path = f"annotations/panoptic_{split}.json"
+        file = tree.file(path)
+        if file is None:
+            return None
+        masks = tree.files(f"annotations/panoptic_{split}") or tree.files(f"panoptic_{split}")
+        return PanopticSource(tree.files(split), masks, load_json(file), str(tree.root / path))
+
+    expected = (
+        "annotations/panoptic_val2017.json, annotations/panoptic_val2017/*.png and val2017/*.jpg, "
+        f"or their zip files{tree.hint}"
+    )
+    found = find_splits(splits, COCO_SPLITS, find, "COCO")
+    sources, missing = present_splits(found, root, expected, options.log)
+    for source in sources.values():
+        if not source.masks:
+            raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG and no zip file of it{tree.hint}")
+    return replace(convert_panoptic(out, sources, options), missing=missing)
+
+
+def convert_panoptic(
+    out: str | Path, sources: Mapping[str, PanopticSource], options: ConversionOptions
+) -> ConversionResult:
+    """Write the dataset folder of parsed sources, see :func:`prepare_panoptic`."""
+    lists = {name: coco_categories(s.content.get("categories"), s.name) for name, s in sources.items()}
+    first = next(iter(lists))
+    for name, categories in lists.items():
+        if categories != lists[first]:
+            raise InputError(f"{sources[name].name}: its categories differ from those of {sources[first].name}")
+    given = build_class_list(lists[first], [], sources[first].name)
+    listed = with_background(given, options)
+    splits = distinct_ids({name: find_frames(source, options.of_split(name)) for name, source in sources.items()})
+    read = partial(read_instances, listed=listed, rest=VOID if listed is given else 0)
+    return convert_splits(out, listed.classes, splits, read, options)
+
+
+def load_json(path: File, limit: int = ANNOTATION_BYTES) -> dict[str, Any]:
+    """Read a JSON object of at most `limit` bytes; InputError if the file has other content."""
+    try:
+        content = parse_json(read_file(path, "annotations", limit))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON, or a truncated one: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return content
+
+
+def coco_records(content: Mapping[str, Any], key: str, source: str) -> list[dict[str, Any]]:
+    """Return a list of a COCO file; InputError if it is none of objects."""
+    found = content.get(key)
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise InputError(f"{source}: `{key}` is not a list of objects")
+    return found
+
+
+def coco_images(content: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    """Return the images of a COCO file by :func:`id_text`; InputError if two have one id, or one has no name."""
+    images: dict[str, dict[str, Any]] = {}
+    for k, image in enumerate(coco_records(content, "images", source)):
+        number = id_text(image, "id", f"{source}: image {k}")
+        if number in images:
+            raise InputError(f"{source}: two of its `images` have one id, {number}")
+        if not isinstance(image.get("file_name"), str) or not image["file_name"]:
+            raise InputError(f"{source}: image {number}: `file_name` is not a text")
+        images[number] = image
+    return images
+
+
+def id_text(record: Mapping[str, Any], key: str, where: str) -> str:
+    """Return an id as text, equal for 7, 7.0 and "7"; InputError if it is neither a number nor a text."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InputError(f"{where}: `{key}` is {'missing' if value is None else 'neither a number nor a text'}")
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def crowd_flag(record: Mapping[str, Any], where: str) -> int:
+    """Return `iscrowd` as 0 or 1; 0 if it is null or missing."""
+    return int(coco_number(record, "iscrowd", where, 0) != 0)
+
+
+def coco_number(record: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """Return a whole number, which may be text; `default` for null and a missing one.
+
+    Raises
+    ------
+    InputError
+        naming the record (`where`) and the field, if it is missing or another value
+    """
+    value = record.get(key)
+    if value is None:
+        if default is None:
+            raise InputError(f"{where}: `{key}` is missing")
+        return default
+    try:
+        return whole_number(value)
+    except ValueError:
+        raise InputError(f"{where}: `{key}` is {str(value)[:40]!r}, not a whole number") from None
+
+
+def find_frames(source: PanopticSource, options: ConversionOptions) -> list[SourceFrame]:
+    """Return the annotated images of a split, by id."""
+    images = coco_images(source.content, source.name)
+    annotations = coco_records(source.content, "annotations", source.name)
+    photos = FilesByName(source.photos, (image["file_name"] for image in images.values()))
+    masks = FilesByName(source.masks, (str(annotation.get("file_name")) for annotation in annotations))
+    frames, annotated = [], set()
+    for k, annotation in enumerate(annotations):
+        where = f"{source.name}: annotation {k}"
+        number = id_text(annotation, "image_id", where)
+        if number not in images:
+            options.skip("annotation of an image that the JSON does not list", f"image_id {number}")
+            continue
+        name = images[number]["file_name"]
+        info = [
+            (coco_number(s, "id", where), coco_number(s, "category_id", where), crowd_flag(s, where))
+            for s in coco_records(annotation, "segments_info", where)
+        ]
+        mask = _file(masks, str(annotation.get("file_name")), source.name)
+        photo = _file(photos, name, source.name)
+        stated = images[number].get("width"), images[number].get("height")
+        annotated.add(number)
+        frames.append(SourceFrame(id_of(name), photo, mask, name, info=(info, stated)))
+    if not frames:
+        raise InputError(
+            f"{source.name}: 0 images found: `annotations` " + ("has none of them" if annotations else "is empty")
+        )
+    used: list[object] = [file for frame in frames for file in (frame.photo, frame.annotation)]
+    for name in sorted(image["file_name"] for number, image in images.items() if number not in annotated):
+        options.skip("image without annotation", name)
+        used += [source.photos[path] for path in [photos.path_of(name)] if path is not None]
+    options.skip_unused(source.photos, used, "image that the JSON does not list", is_photo)
+    options.skip_unused(source.masks, used, "PNG that the JSON does not list")
+    return sorted(frames, key=lambda frame: frame.id)
+
+
+def _file(files: FilesByName, name: str, source: str) -> File:
+    file = files.find(name)
+    if file is None:
+        raise files.missing(name, source, "its folder")
+    return file
+
+
+def read_instances(frame: SourceFrame, listed: ClassList, rest: int) -> Instances:
+    """Read the segments of an image, id 0 as the class `rest`; InputError if PNG and JSON are inconsistent."""
+    segments, stated = frame.info
+    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, photo_size(frame.photo))
+    known = {number: (category, crowd) for number, category, crowd in segments}
+    absent = set(known)
+
+    def describe(value: int) -> tuple[int, int]:
+        absent.discard(value)
+        if value == 0:
+            return rest, 0
+        if value not in known:
+            raise InputError(f"{frame.annotation}: has segment {value}, which is not in the JSON")
+        category, crowd = known[value]
+        if category not in listed.class_of:
+            raise InputError(f"{frame.annotation}: segment {value} has category {category}, which is not in the JSON")
+        return listed.class_of[category], crowd
+
+    found = number_segments(read_ids(frame.annotation), describe, listed.classes)
+    return Instances(*found, tuple(("segment without a pixel", f"{n} of {frame.annotation}") for n in sorted(absent)))
+
+
+def read_ids(file: File) -> np.ndarray:
+    """Read the segment ids of a panoptic PNG, `H x W` int32 or uint32."""
+    data = read_file(file, "panoptic PNG")
+    if data[:4] == b"\x89PNG" and len(data) > 25 and data[25] not in _COLOUR_TYPES:
+        return open_mask(str(file), data)
+    return read_id_png(str(file), data)

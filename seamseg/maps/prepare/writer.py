@@ -1,0 +1,499 @@
+"""Writes a dataset folder from any source: in parallel, atomically and resumable.
+
+A converter lists its images as :class:`SourceFrame` and provides a function that reads the instances of one. Images and
+masks are written atomically; finished images are recorded in a journal (`.prepare/<split>.jsonl`), so that a restart
+skips them. The lists, `coco/*.json` and, last, `metadata.bin` follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from seamseg.maps.folder import IMAGE_EXTENSIONS
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
+from seamseg.maps.images import open_image
+from seamseg.maps.prepare.account import (
+    FURTHER_FRAMES,
+    AccountOf,
+    Journal,
+    SplitAccount,
+    account_of,
+    read_accounts,
+    write_accounts,
+)
+from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
+from seamseg.maps.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
+from seamseg.maps.prepare.pairs import is_photo
+from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
+from seamseg.utils.files import (
+    PARTIAL,
+    cannot_write,
+    decode_text,
+    join_inside,
+    read_bytes,
+    refuse_links,
+    replacing,
+    write_atomically,
+)
+from seamseg.utils.image_memory import MASK_BYTES, memory_for, turn_of
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+from seamseg.utils.output import echo
+from seamseg.utils.parallel import parallel_map
+from seamseg.utils.process_settings import return_memory
+from seamseg.utils.progress import ProgressCallback
+
+_JOURNALS = ".prepare"
+_MOST_FAILED = 20
+
+
+@dataclass(frozen=True)
+class SourceFrame:
+    """An image of the source data set.
+
+    Attributes
+    ----------
+    id : name of the image in the dataset folder
+    photo : the image file to link or copy; one that is not PNG or JPEG is stored as PNG
+    annotation : the file that the reader of the converter opens
+    file_name : file name of the image in `coco/<split>.json`
+    second : a second annotation file, if the source has one
+    info : further input of the reader; picklable, and equal if its `repr` is
+    others : further annotation files, of any number
+    """
+
+    id: str
+    photo: File
+    annotation: File
+    file_name: str
+    second: File | None = None
+    info: Any = None
+    others: tuple[File, ...] = ()
+
+    @property
+    def annotations(self) -> tuple[File, ...]:
+        """All annotation files."""
+        return (self.annotation, *([self.second] if self.second is not None else []), *self.others)
+
+
+@dataclass(frozen=True)
+class Instances:
+    """The instances of an image.
+
+    Attributes
+    ----------
+    ids : `H x W` or `L x H x W`, 0 void
+    cat, iscrowd : class and crowd flag by id; entry 0 is void: 255, 0
+    skipped : reason and name of each object that could not be used, for the account of the conversion
+    """
+
+    ids: np.ndarray
+    cat: list[int]
+    iscrowd: list[int]
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+Reader = Callable[[SourceFrame], Instances]
+Link = Literal["hard", "symbolic", "copy"]
+
+
+def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]:
+    """Return the iterable; shows no progress."""
+    return iterable
+
+
+class DatasetWriter:
+    """Writes the splits of a dataset folder.
+
+    Parameters
+    ----------
+    root : dataset folder, created if missing; existing splits are kept
+    classes : classes of the data set; its images are ignored
+    workers : number of processes, None for one per processor
+    progress : wraps the finished images
+    link : how images are stored; copied where a hard link is not possible
+
+    Raises
+    ------
+    InputError
+        if `root` is a file or has a data set with other classes
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        classes: Metadata,
+        workers: int | None = None,
+        progress: ProgressCallback = no_progress,
+        link: Link = "hard",
+    ) -> None:
+        self.root = Path(root)
+        self.classes = classes.without_images()
+        self._workers, self._progress, self._link = workers, progress, link
+        self._images: dict[str, ImageInfo] = {}
+        self.accounts: dict[str, SplitAccount] = {}
+        self._failures: list[SeamsegError] = []
+        if self.root.exists() and not self.root.is_dir():
+            raise InputError(f"{self.root}: a file, not a folder")
+        if (self.root / "metadata.bin").is_file():
+            old = read_metadata(self.root / "metadata.bin")
+            # colours that were chosen for the classes may be others now
+            if old.without_images() != replace(self.classes, palette=old.palette):
+                rest = old.categories == classes.categories[1:]
+                how = "leave void (`void_background`)" if rest else "delete it to repeat it"
+                raise InputError(f"{self.root}: has a data set with other classes; choose another folder, or {how}")
+            self.classes = old.without_images()
+            self._images = {image.id: image for image in old.images}
+            self.accounts = read_accounts(self.root)
+        try:
+            for name in ("img", "msk", "lst", "coco", _JOURNALS):
+                refuse_links(self.root, self.root / name / "file").parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.root, error) from error
+        for name in ("img", "msk"):
+            for partial_file in (self.root / name).glob(f".*{PARTIAL}"):
+                partial_file.unlink(missing_ok=True)
+
+    def is_finished(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> bool:
+        """Return whether the folder has this split, complete and of the same images, annotations and options.
+
+        Sources are not compared with a data set that has no account of them.
+        """
+        if not all((self.root / part).is_file() for part in (f"lst/{split}.txt", f"coco/{split}.json")):
+            return False
+        if not (self.root / "metadata.bin").is_file():
+            return False
+        listed = self._listed(split)
+        if set(listed) != {f.id for f in frames} or not all(i in self._images and self._files(i) for i in listed):
+            return False
+        known = self.accounts.get(split)
+        return known is None or {i: f["stamp"] for i, f in known.frames.items()} == {
+            frame.id: _stamp(frame, read) for frame in frames
+        }
+
+    def check_photos(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
+        """Raise InputError if one of these lists has another image under the name of a frame."""
+        for name in lists:
+            listed = set(self._listed(name))
+            for frame in frames:
+                if frame.id in listed and (files := self._files(frame.id)) and not self._is_stored(frame, files[0]):
+                    raise InputError(
+                        f"{frame.photo}: {self.root} has another image of the name {frame.id!r}, in the list {name}; "
+                        "convert both lists with one command, or choose another folder"
+                    )
+
+    def _is_stored(self, frame: SourceFrame, stored: str) -> bool:
+        photo, path = frame.photo, self.root / stored
+        if isinstance(photo, Path) and photo.samefile(path):
+            return True
+        if photo.suffix.lower() not in IMAGE_EXTENSIONS:
+            return np.array_equal(np.asarray(read_photo(photo)), np.asarray(open_image(path)))
+        return read_file(photo) == read_file(path)
+
+    def shared_images(self, split: str) -> dict[str, tuple[int, int]]:
+        """Return how many images a list shares with each other list, and how many of them have new labels there."""
+        lists = {path.stem: set(self._listed(path.stem)) for path in self.root.glob("lst/*.txt")}
+        mine, found = lists.pop(split), {}
+        for name, other in sorted(lists.items()):
+            known = self.accounts[name].frames if name in self.accounts else other
+            if mine & other:
+                found[name] = len(mine & other), len((mine & other).difference(known))
+        return found
+
+    def add_split(
+        self, split: str, frames: Sequence[SourceFrame], read: Reader, account: AccountOf = account_of
+    ) -> int:
+        """Convert the images of a split that have not been converted yet, or changed; return their number.
+
+        An image that fails is left out of the list, an error of :meth:`finish`, and tried again by the next run.
+
+        Parameters
+        ----------
+        split : name of the list
+        frames : frames in the order of the list
+        read : reads the instances of a frame; picklable
+        account : returns the account of the split from its records, and may refuse them
+
+        Raises
+        ------
+        InputError
+            if all images fail, or 20; what is converted is kept, so fix the files and run again
+        """
+        ids = [frame.id for frame in frames]
+        self._check_names(split, frames, ids)
+        journal = Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
+        records = self._finished(split) | {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
+        todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
+        # the masks will no longer fit `metadata.bin`
+        (self.root / "lst" / f"{split}.txt").unlink(missing_ok=True)
+        work = partial(_converted, root=self.root, read=read, classes=self.classes, link=self._link)
+        results = parallel_map(work, todo, self._workers)
+        desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
+        with journal.appending(keep=[records[i] for i in ids if i in records]) as append:
+            failed: list[SeamsegError] = []
+            for record, frame in zip(self._progress(results, len(todo), desc), todo):
+                if isinstance(record, dict):
+                    append(record)
+                    records[frame.id] = record
+                else:
+                    failed.append(record)
+                    records.pop(frame.id, None)  # of an earlier version of its files
+                if len(failed) == _MOST_FAILED:  # as with a wrong class list
+                    break
+        ids = [i for i in ids if i in records]
+        if failed:
+            self._failures.append(self._failure(split, failed))
+        if failed and (not ids or len(failed) == _MOST_FAILED):
+            raise self._failures[-1]
+        ordered = [records[i] for i in ids]
+        self.accounts[split] = account(ordered)
+        write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
+        write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
+        for r in ordered:
+            self._images[r["id"]] = ImageInfo(r["id"], r["cat"], (r["size"][0], r["size"][1]), r["iscrowd"])
+        for other in self.accounts.values():
+            # a mask that another list has too is now of these labels
+            for r in ordered:
+                if other.frames.get(r["id"], r)["stamp"] != r["stamp"]:
+                    del other.frames[r["id"]]
+        return len(todo) - len(failed)
+
+    def _check_names(self, split: str, frames: Sequence[SourceFrame], ids: Sequence[str]) -> None:
+        if len(set(ids)) != len(ids):
+            twice = next(i for i, count in Counter(ids).items() if count > 1)
+            photos = " and ".join(str(frame.photo) for frame in frames if frame.id == twice)
+            raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
+        invalid = next((i for i in ids if not self._is_valid(i)), None)
+        if invalid is not None:
+            raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
+
+    @staticmethod
+    def _failure(split: str, failed: Sequence[SeamsegError]) -> SeamsegError:
+        """Return the error of the images that fail, after a line on stderr for each of several."""
+        if len(failed) == 1:
+            return failed[0]
+        for error in failed:
+            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
+        more = " or more" if len(failed) == _MOST_FAILED else ""
+        text = f"{split}: {len(failed)}{more} images fail, the first is {failed[0]}"
+        return (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
+
+    def finish(self) -> Metadata:
+        """Write `metadata.bin`, which completes the data set; call it after the last split.
+
+        Raises
+        ------
+        InputError
+            naming the file, if an image failed; the data set has the others
+        """
+        metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
+        write_metadata(self.root / "metadata.bin", metadata)
+        write_accounts(self.root, self.accounts)
+        shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
+        for error in self._failures[1:]:
+            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
+        for error in self._failures:
+            raise error
+        return metadata
+
+    def _is_valid(self, name: str) -> bool:
+        """Return whether a name is a path below `img` and a line of a list, which is UTF-8."""
+        try:
+            lines = name.encode().decode().splitlines()
+        except UnicodeEncodeError:
+            return False
+        if [line.strip() for line in lines] != [name]:
+            return False
+        with suppress(InputError):
+            return bool(join_inside(self.root, name))
+        return False
+
+    def _files(self, image_id: str) -> list[str]:
+        """Return the files of an image in the folder; empty if one is missing."""
+        images = [f"img/{image_id}{e}" for e in IMAGE_EXTENSIONS if (self.root / "img" / f"{image_id}{e}").is_file()]
+        mask = f"msk/{image_id}.png"
+        return [images[0], mask] if images and (self.root / mask).is_file() else []
+
+    def _listed(self, split: str) -> list[str]:
+        path = self.root / "lst" / f"{split}.txt"
+        return decode_text(read_bytes(path, "list of images"), path, "list of images").splitlines()
+
+    def _finished(self, split: str) -> dict[str, dict[str, Any]]:
+        """Return the records of the images of a finished split, as the journal has them."""
+        frames = self.accounts[split].frames if split in self.accounts else {}
+        path = self.root / "coco" / f"{split}.json"
+        if not frames or not path.is_file():
+            return {}
+        records = {}
+        try:
+            content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
+            annotations: dict[str, list[dict[str, Any]]] = {image["id"]: [] for image in content["images"]}
+            for annotation in content["annotations"]:
+                del annotation["id"]
+                annotations[annotation.pop("image_id")].append(annotation)
+            for image in content["images"]:
+                name = image["id"]
+                info, files = self._images.get(name), self._files(name)
+                if info is not None and files and name in frames:
+                    known = {"size": list(info.size), "cat": info.cat, "iscrowd": info.iscrowd, "files": files}
+                    text = {"id": name, "file_name": image["file_name"], "annotations": annotations[name]}
+                    records[name] = {**frames[name], **known, **text}
+        except (ValueError, LookupError, TypeError):  # edited by hand: convert the images again
+            return {}
+        return records
+
+    def _is_on_disk(self, record: dict[str, Any]) -> bool:
+        return all((self.root / name).is_file() for name in record["files"])
+
+
+def _stamp(frame: SourceFrame, read: Reader) -> str:
+    """Return a text that changes with the sources of an image and with what reads them."""
+    # a JSON file of many images has been read: `info` is its part on this one
+    annotations = [f for f in frame.annotations if frame.info is None or f.suffix.lower() != ".json"]
+    files = [(os.path.abspath(str(file)), *fingerprint(file)) for file in (frame.photo, *annotations)]
+    text = f"({files!r}, {frame.info!r}, {_text_of(read)})"
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@lru_cache(1)
+def _text_of(read: Reader) -> str:
+    """Return module, name and arguments of a reader, which may hold a long class list, for all of its images."""
+    call = read if isinstance(read, partial) else partial(read)
+    return repr((call.func.__module__, call.func.__qualname__, call.args, call.keywords))[1:-1]
+
+
+def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegError:
+    """Convert an image; return its record, or the error if it fails."""
+    try:
+        return _convert(frame, **options)
+    except Exception as error:
+        return item_error(error, f"{frame.photo}: cannot be converted")
+
+
+def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
+    """Write image and mask of one frame, in a worker process; return its record for the journal."""
+    size = photo_size(frame.photo)
+    pixels = size[0] * size[1]
+    with memory_for(frame.photo, "an image with its mask", size[::-1], MASK_BYTES * pixels):
+        record = _write_frame(frame, size, root, read, classes, link)
+        return_memory(pixels)
+    return record
+
+
+def _write_frame(
+    frame: SourceFrame, size: tuple[int, int], root: Path, read: Reader, classes: Metadata, link: Link
+) -> dict[str, Any]:
+    for file in frame.annotations:
+        # by their headers, before a small file of a large image is decoded
+        if is_photo(file.name):
+            _check_size(file, photo_size(file), frame.photo, size)
+    instances = read(frame)
+    further = ((FURTHER_FRAMES, str(frame.photo)),) if has_frames(frame.photo) else ()
+    layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
+    # a list of annotations may name maps without such an ending
+    _check_size(frame.annotation, layers.shape[1:], frame.photo, size)
+    extension = frame.photo.suffix.lower()
+    photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
+    store_photo(frame.photo, refuse_links(root, root / photo), link)
+    masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
+    depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
+    for path, layer in zip(masks, layers):
+        with replacing(refuse_links(root, root / path)) as temporary:
+            # id maps consist of runs: half the time of the default search of zlib, and smaller files
+            Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
+    _remove_older(root, photo, masks)
+    return {
+        "id": frame.id,
+        "file_name": frame.file_name,
+        "size": list(size),
+        "cat": instances.cat,
+        "iscrowd": instances.iscrowd,
+        "void": int((~layers.any(axis=0)).sum()),
+        "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
+        "skipped": instances.skipped + further,
+        "files": [str(photo), *map(str, masks)],
+        "stamp": _stamp(frame, read),  # of an image that is linked now
+    }
+
+
+def _remove_older(root: Path, photo: Path, masks: Sequence[Path]) -> None:
+    """Remove what an earlier conversion wrote for an image: in another format, or in further layers."""
+    for extension in {*IMAGE_EXTENSIONS} - {photo.suffix}:
+        (root / photo).with_suffix(extension).unlink(missing_ok=True)
+    for layer in itertools.count(len(masks)):
+        path = root / f"{masks[0]}.{layer}"
+        if not path.is_file():
+            break
+        path.unlink()
+
+
+def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:
+    if found != size:
+        raise InputError(
+            f"{file}: {found[1]} x {found[0]} pixels (width x height), but the image {photo} has {size[1]} x {size[0]}"
+        )
+
+
+def check_stated_size(where: str, stated: tuple[Any, Any], photo: File, size: tuple[int, int]) -> None:
+    """Compare an image with the size that its annotations state: its coordinates are of no other size.
+
+    Parameters
+    ----------
+    where : the annotations, for the error
+    stated : width and height; null and 0 are not compared
+    photo : the image
+    size : its `(height, width)`
+
+    Raises
+    ------
+    InputError
+        if they differ
+    """
+
+    def differs(value: Any, true: int) -> bool:
+        try:
+            return bool(value) and float(value) != true
+        except (TypeError, ValueError, OverflowError):
+            return True
+
+    if any(map(differs, stated, size[::-1])):
+        raise InputError(
+            f"{where}: is of an image of {stated[0]!s:.20} x {stated[1]!s:.20} pixels (width x height), but {photo} "
+            f"has {size[1]} x {size[0]}; scale one of them to the other"
+        )
+
+
+def store_photo(source: File, target: Path, link: Link) -> None:
+    """Link or copy an image atomically; one that is not PNG or JPEG is stored as PNG."""
+    with replacing(target) as temporary:
+        if source.suffix.lower() not in IMAGE_EXTENSIONS:
+            read_photo(source).save(temporary, format="PNG")
+        elif not isinstance(source, Path):
+            with turn_of(source.size):
+                temporary.write_bytes(source.read_bytes())
+        elif link == "symbolic":
+            temporary.symlink_to(source.resolve())
+        elif link == "copy" or not _hard_link(source, temporary):
+            shutil.copyfile(source, temporary)
+
+
+def _hard_link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # another disk, a file system without links, a file of another user
+        return False
+    return True

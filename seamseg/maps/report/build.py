@@ -1,0 +1,213 @@
+"""Building the report: counts over all images first, then the images are written one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamseg.maps.evaluation.record import IMAGES, SUMMARY, Evaluation, ImageRecord, read_evaluation
+from seamseg.maps.report.images import image_block
+from seamseg.maps.report.page import Page, page_frame
+from seamseg.maps.report.summary import ImageEntry, ReportRun, collect_statistics, run_titles, summary_block
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import nearest_path, replacing
+from seamseg.utils.parallel import threaded_map
+from seamseg.utils.progress import ProgressCallback
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of a report.
+
+    Attributes
+    ----------
+    images : maximum number of images shown; of more images, the worst and the best
+    photos : folder of the images, instead of that of the evaluation
+    size : longest side of the images in pixels
+    workers : threads that read maps and images
+    """
+
+    images: int = 500
+    photos: Path | None = None
+    size: int = 640
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class ReportSummary:
+    """Number of images in a written report, of those that are missing or unreadable, and a line for each broken map."""
+
+    images: int
+    without_photo: int
+    problems: list[str]
+
+
+def write_report(
+    path: str | Path,
+    evaluation: Evaluation,
+    against: Evaluation | None = None,
+    options: ReportOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> ReportSummary:
+    """Write the HTML file atomically, with one image in memory at a time.
+
+    Parameters
+    ----------
+    path : path of the HTML file; missing folders are created
+    evaluation : evaluation to report
+    against : baseline for a comparison, image by image
+    options : see :class:`ReportOptions`
+    progress : wraps the images, `progress(iterable, total, description)`
+
+    Raises
+    ------
+    InputError
+        if the two differ in their classes or have no image in common; if an evaluation is missing or broken
+    """
+    options = options or ReportOptions()
+    evaluations = [evaluation] if against is None else [evaluation, against]
+    if against is not None:
+        _check_same_classes(evaluation, against)
+    runs = [ReportRun(one, collect_statistics(_checked_images(one))) for one in evaluations]
+    joined, unpaired = _join(runs)
+    values = [entries[0].pq if against is None else pq_change(*entries) for entries in joined]
+    chosen = [joined[k] for k in select_extremes(values, options.images)]
+    photos = options.photos or evaluation.photos
+    without, problems = 0, list[str]()
+    before, after = page_frame(" vs. ".join(run_titles(evaluations)), PAGE)
+
+    def build(images: list[tuple[Evaluation, ImageRecord]]) -> tuple[dict[str, Any], bool, list[str]]:
+        return image_block(images, photos, options.size)
+
+    with replacing(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", errors="replace") as file:
+        file.write(before)
+        file.writelines(json_block("summary", summary_block(runs, chosen, unpaired)))
+        built: Iterable[Any] = threaded_map(build, _records(evaluations, chosen), options.workers)
+        for content, has_photo, found in built if progress is None else progress(built, len(chosen), "drawing"):
+            without += not has_photo
+            problems += found
+            file.writelines(json_block("image", content))
+        file.writelines(json_block("ending", {"without_photo": without}))
+        file.write(after)
+    return ReportSummary(len(chosen), without, problems)
+
+
+def _checked_images(run: Evaluation) -> Iterator[ImageRecord]:
+    """Iterate over the images of an evaluation; InputError for invalid classes and duplicates."""
+    seen: set[int | str] = set()
+    for number, image in enumerate(run.images(), start=1):
+        where = f"{run.folder / IMAGES}, line {number}"
+        try:
+            _check_classes(image, len(run.classes))
+        except ValueError as error:
+            raise InputError(f"{where}: not the record of an image: {error}") from error
+        if image.image_id in seen:
+            raise InputError(f"{where}: duplicate image {image.image_id}")
+        seen.add(image.image_id)
+        yield image
+    if not seen:
+        raise InputError(f"{run.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`")
+
+
+def _check_classes(image: ImageRecord, classes: int) -> None:
+    """Raise ValueError if a segment has an invalid class."""
+    for segment in (*image.ground_truth, *image.prediction):
+        if not 0 <= segment.category < classes:
+            raise ValueError(f"segment {segment.id} has class {segment.category}, but there are {classes} classes")
+
+
+def _check_same_classes(evaluation: Evaluation, against: Evaluation) -> None:
+    names = [[(c.name, c.isthing) for c in run.classes] for run in (evaluation, against)]
+    if names[0] != names[1]:
+        other = next((b for a, b in zip(*names) if a != b), None)
+        detail = f", for example {other[0]!r}" if other else f": {len(names[1])}, not {len(names[0])}"
+        raise InputError(
+            f"{against.folder}: its classes differ from {evaluation.folder}{detail}; compare runs on one data set"
+        )
+
+
+def _join(runs: Sequence[ReportRun]) -> tuple[list[tuple[ImageEntry, ...]], int]:
+    """Pair the images of all runs, in the order of the first run, and count those without a partner."""
+    first = runs[0].statistics.images
+    if len(runs) == 1:
+        return [(entry,) for entry in first], 0
+    other = {entry.image_id: entry for entry in runs[1].statistics.images}
+    joined: list[tuple[ImageEntry, ...]] = [
+        (entry, other[entry.image_id]) for entry in first if entry.image_id in other
+    ]
+    if not joined:
+        folders = [run.evaluation.folder for run in runs]
+        raise InputError(f"{folders[0]} and {folders[1]} have no image in common; compare runs on one data set")
+    return joined, len(first) + len(other) - 2 * len(joined)
+
+
+def _records(
+    evaluations: Sequence[Evaluation], chosen: Sequence[tuple[ImageEntry, ...]]
+) -> Iterator[list[tuple[Evaluation, ImageRecord]]]:
+    """Iterate over the records of the chosen images, one per run, in the order of the first run."""
+    first, *others = evaluations
+    ids = {entries[0].image_id for entries in chosen}
+    by_id = [{image.image_id: image for image in other.images() if image.image_id in ids} for other in others]
+    for image in first.images():
+        if image.image_id in ids:
+            yield [(first, image), *((other, found[image.image_id]) for other, found in zip(others, by_id))]
+
+
+PAGE = Page("seamseg.maps.report", ("helpers", "maps", "data", "summary", "images", "gallery", "viewer", "page"))
+
+
+def json_block(kind: str, content: Any) -> Iterator[str]:
+    """Write a JSON block, which the script finds by its class."""
+    yield f'<script type="application/json" class="{kind}">'
+    # without `<`, no name can end the block or start a comment
+    yield json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    yield "</script>\n"
+
+
+EVALUATION_FOLDER = "evaluation"
+"""Name of the evaluation folder in a run folder."""
+
+
+def find_evaluation(run: str | Path) -> Evaluation:
+    """Read the evaluation in `run` or in its subfolder `evaluation`.
+
+    Raises
+    ------
+    InputError
+        if there is none or it is broken
+    """
+    run = Path(run)
+    for folder in (run, run / EVALUATION_FOLDER):
+        if (folder / SUMMARY).is_file():
+            return read_evaluation(folder)
+    if not run.is_dir():
+        meant = nearest_path(run) or "; name a run or the folder of `seamseg evaluate --out`"
+        raise InputError(f"{run}: no such folder{meant}")
+    raise InputError(
+        f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / EVALUATION_FOLDER}` (model) "
+        f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"
+    )
+
+
+def pq_change(image: ImageEntry, baseline: ImageEntry) -> float | None:
+    """Return the PQ of an image minus that of the baseline, None if either has none."""
+    return None if image.pq is None or baseline.pq is None else image.pq - baseline.pq
+
+
+def select_extremes(values: Sequence[float | None], count: int) -> list[int]:
+    """Select the positions of the lowest and the highest values, half each, at most `count`, in rising order.
+
+    Positions without a value are only used if there are fewer than `count` values.
+    """
+    if len(values) <= count:
+        return list(range(len(values)))
+    known = sorted((value, k) for k, value in enumerate(values) if value is not None)
+    order = [k for _, k in known]
+    if len(order) <= count:
+        unknown = [k for k, value in enumerate(values) if value is None]
+        return sorted([*order, *unknown[: count - len(order)]])
+    low = (count + 1) // 2
+    return sorted([*order[:low], *order[len(order) - (count - low) :]])

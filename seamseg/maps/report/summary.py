@@ -1,0 +1,315 @@
+"""The summary block of the report: headline, training, classes, confusion matrix, histograms and list of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from seamseg.maps.evaluation.record import SUMMARY, Evaluation, ImageRecord
+from seamseg.maps.evaluation.scores import pixel_iou_titles
+from seamseg.maps.metrics_file import METRICS_NAME, read_metrics
+from seamseg.maps.visualize.palette import distinct_colors
+from seamseg.utils.errors import InputError, printable
+
+BINS = 20
+"""Bins of scores and of PQ, both from 0 to 1."""
+
+MATCHED, MISSED, FALSE = 1, 2, 4
+"""Bits of the outcomes of a class in an image."""
+
+
+@dataclass(frozen=True)
+class ImageEntry:
+    """Summary of an image.
+
+    Attributes
+    ----------
+    image_id : id as in the JSONs
+    width, height : size of the maps
+    pq : fraction, None if nothing was measured
+    missed, false : unmatched segments of the ground truth and of the prediction
+    classes : bits of :data:`MATCHED`, :data:`MISSED`, :data:`FALSE` by dense class
+    """
+
+    image_id: int | str
+    width: int
+    height: int
+    pq: float | None
+    missed: int
+    false: int
+    classes: dict[int, int]
+
+
+@dataclass
+class ReportStatistics:
+    """Counts over all images.
+
+    Attributes
+    ----------
+    images : images in the order of the file
+    pq : `BINS` counts of images
+    score_matched, score_false : `BINS` counts of predictions with a score
+    area_matched, area_missed : segments of the ground truth by floor(log2(area))
+    unscored : matched or false predictions without a score
+    maps : names of the maps of custom heads
+    """
+
+    images: list[ImageEntry] = field(default_factory=list)
+    pq: list[int] = field(default_factory=lambda: [0] * BINS)
+    score_matched: list[int] = field(default_factory=lambda: [0] * BINS)
+    score_false: list[int] = field(default_factory=lambda: [0] * BINS)
+    area_matched: dict[int, int] = field(default_factory=dict)
+    area_missed: dict[int, int] = field(default_factory=dict)
+    unscored: int = 0
+    maps: set[str] = field(default_factory=set)
+
+    def add(self, image: ImageRecord) -> None:
+        """Count an image."""
+        self.maps.update(image.maps)
+        classes: dict[int, int] = {}
+        missed = false = 0
+        if image.PQ is not None:
+            self.pq[_bin(image.PQ)] += 1
+        for segment in image.ground_truth:
+            if segment.outcome == "crowd":
+                continue
+            matched = segment.outcome == "matched"
+            missed += not matched
+            classes[segment.category] = classes.get(segment.category, 0) | (MATCHED if matched else MISSED)
+            area = self.area_matched if matched else self.area_missed
+            power = int(math.log2(max(segment.area, 1)))
+            area[power] = area.get(power, 0) + 1
+        for segment in image.prediction:
+            if segment.outcome == "forgiven":
+                continue
+            matched = segment.outcome == "matched"
+            false += not matched
+            if not matched:
+                classes[segment.category] = classes.get(segment.category, 0) | FALSE
+            if segment.score is None:
+                self.unscored += 1
+            else:
+                (self.score_matched if matched else self.score_false)[_bin(segment.score)] += 1
+        self.images.append(ImageEntry(image.image_id, image.width, image.height, image.PQ, missed, false, classes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the histograms; areas as lists from bin `area_from` on."""
+        powers = [*self.area_matched, *self.area_missed]
+        span = range(min(powers), max(powers) + 1) if powers else range(0)
+        return {
+            "pq": self.pq,
+            "score_matched": self.score_matched,
+            "score_false": self.score_false,
+            "unscored": self.unscored,
+            "area_from": span.start,
+            "area_matched": [self.area_matched.get(p, 0) for p in span],
+            "area_missed": [self.area_missed.get(p, 0) for p in span],
+        }
+
+
+def collect_statistics(images: Iterable[ImageRecord]) -> ReportStatistics:
+    """Count all images, one at a time."""
+    statistics = ReportStatistics()
+    for image in images:
+        statistics.add(image)
+    return statistics
+
+
+def _bin(value: float) -> int:
+    """Return the bin of a fraction; 1 belongs to the last bin."""
+    return min(max(int(value * BINS), 0), BINS - 1)
+
+
+HEADLINE = {
+    "PQ": "PQ", "SQ": "SQ", "RQ": "RQ", "PQ_things": "PQ things", "PQ_stuff": "PQ stuff",
+    "PQ_dagger": "PQ†",
+}  # fmt: skip
+"""Title of each score of the headline, but for the pixel IoUs."""
+
+CLASS_FRACTIONS, CLASS_COUNTS = ("PQ", "SQ", "RQ", "IoU"), ("TP", "FP", "FN")
+AP_KINDS = ("mask", "box")
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """An evaluation and the counts of its images."""
+
+    evaluation: Evaluation
+    statistics: ReportStatistics
+
+
+def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, ...]], unpaired: int) -> dict[str, Any]:
+    """Build the summary block.
+
+    `chosen` has the entries of the images in the report, one per run, in the order of the image blocks; `unpaired` is
+    the number of images in only one of the runs.
+    """
+    evaluations = [run.evaluation for run in runs]
+    failed = [one.scores.get("failed", 0) for one in evaluations]
+    return {
+        "titles": run_titles(evaluations),
+        "training": [training_of(one.folder) for one in evaluations],
+        "headline": _headline([one.scores for one in evaluations]),
+        "n_images": [len(run.statistics.images) for run in runs],
+        **({"failed": failed} if any(failed) else {}),
+        "unpaired": unpaired,
+        "maps": sorted(set().union(*(run.statistics.maps for run in runs))),
+        "classes": _classes(evaluations),
+        "confusion": evaluations[0].confusion.tolist(),
+        "histograms": [run.statistics.to_json() for run in runs],
+        "total": (sum(len(run.statistics.images) for run in runs) - unpaired) // len(runs),
+        "images": [
+            {
+                "name": printable(str(entries[0].image_id)),
+                "size": [entries[0].width, entries[0].height],
+                "pq": [e.pq for e in entries],
+                "missed": [e.missed for e in entries],
+                "false": [e.false for e in entries],
+                "classes": [[[c, bits] for c, bits in sorted(e.classes.items())] for e in entries],
+            }
+            for entries in chosen
+        ],
+    }
+
+
+def run_titles(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the titles of the runs, or their folder names if the titles are not unique."""
+    titles = [e.title for e in evaluations]
+    if len(set(titles)) < len(titles):
+        folders = [e.folder.resolve() for e in evaluations]
+        titles = [f.parent.name if f.name == "evaluation" and f.parent.name else f.name for f in folders]
+    return list(map(printable, titles))
+
+
+def _headline(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = [{"name": name, "values": [s.get(key) for s in scores]} for key, name in HEADLINE.items()]
+    # each run may have another of the two pixel IoUs
+    titles = [pixel_iou_titles(s) for s in scores]
+    for key, name in dict.fromkeys(item for of in titles for item in of.items()):
+        rows.append(
+            {"name": name, "values": [s.get(key) if of.get(key) == name else None for s, of in zip(scores, titles)]}
+        )
+    for kind in AP_KINDS:
+        if isinstance(scores[0].get(kind), Mapping):
+            rows.append({"name": f"{kind} AP", "values": [(s.get(kind) or {}).get("AP") for s in scores]})
+    return rows
+
+
+def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    first = evaluations[0]
+    default_colors = distinct_colors(len(first.classes)).tolist()
+    # by position: the keys of per_class are made unique, the names of the classes need not be
+    scored = [list(_per_class(e).values()) for e in evaluations]
+    average = [_average_precision(e) for e in evaluations]
+    rows = []
+    for k, info in enumerate(first.classes):
+        colour = first.colours[k]
+        row: dict[str, Any] = {
+            "name": printable(info.name),
+            "thing": info.isthing,
+            "color": default_colors[k] if colour is None else list(colour),
+        }
+        for key in (*CLASS_FRACTIONS, *CLASS_COUNTS):
+            row[key] = [of[k].get(key) for of in scored]
+        if any(average):
+            things = [c.isthing for c in first.classes]
+            row["AP"] = [of[sum(things[:k])] if info.isthing and of else None for of in average]
+        rows.append(row)
+    return rows
+
+
+def _per_class(evaluation: Evaluation) -> Mapping[str, Any]:
+    per_class = evaluation.scores.get("per_class")
+    if (
+        not isinstance(per_class, Mapping)
+        or len(per_class) != len(evaluation.classes)
+        or not all(isinstance(scores, Mapping) for scores in per_class.values())
+    ):
+        raise InputError(
+            f"{evaluation.folder / SUMMARY}: the scores do not match its {len(evaluation.classes)} classes; "
+            "evaluate again with `seamseg evaluate --out`"
+        )
+    return per_class
+
+
+def _average_precision(evaluation: Evaluation) -> list[float | None]:
+    """Return the AP of each thing class, of masks if available, else of boxes; empty if not measured."""
+    things = sum(c.isthing for c in evaluation.classes)
+    for kind in AP_KINDS:
+        found = (evaluation.scores.get(kind) or {}).get("per_class")
+        if isinstance(found, Mapping) and len(found) == things:
+            return list(found.values())
+    return []
+
+
+_PEAKS = ("reserved_peak_gib", "rss_peak_gib")
+"""Names of the peak memory, that of a GPU first."""
+
+_LARGEST = 1e15
+"""Larger numbers are damaged ones; their sums could overflow."""
+
+
+def training_of(evaluation: Path) -> dict[str, Any] | None:
+    """Summarise the training in an evaluation folder or the folder around it; None if neither has a `metrics.jsonl`."""
+    for folder in (evaluation, evaluation.absolute().parent):
+        if (folder / METRICS_NAME).is_file():
+            return summarise_training(read_metrics(folder))
+    return None
+
+
+def summarise_training(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Summarise the lines of a `metrics.jsonl`; None if they report no step. Damaged lines and numbers are left out.
+
+    Speed is the median of the lines, memory the peak of the GPU or the process; epochs count from 1.
+    """
+    lines = [line for line in metrics if _is_count(line.get("step")) and _is_count(line.get("epoch"))]
+    train = sorted(_numbers(lines, "train"), key=lambda line: line["step"])
+    validations = _numbers(lines, "validation")
+    if not train:
+        return None
+    steps = [line["step"] for line in train]
+    spans = [after - before for before, after in pairwise(steps)]
+    # a resumed training may begin a file at any step
+    spans.insert(0, min(steps[0], max(spans, default=steps[0])))
+    loss: dict[int, list[tuple[int, float]]] = {epoch: [] for epoch in sorted({line["epoch"] for line in lines})}
+    seconds = math.fsum(line.get("seconds", 0) for line in validations)
+    # a line has the means of the steps since the line before it
+    for line, span in zip(train, spans):
+        if "loss" in line:
+            loss[line["epoch"]].append((span, line["loss"]))
+        seconds += span * line.get("step_seconds", 0)
+    pq = {line["epoch"]: line["PQ"] for line in validations if "PQ" in line}
+    speeds = [line["images_per_second"] for line in train if "images_per_second" in line]
+    peaks = [[line[name] for line in train if name in line] for name in _PEAKS]
+    return {
+        "steps": sum(spans),
+        "seconds": seconds,
+        "images_per_second": median(speeds) if speeds else None,
+        "memory_gib": next((max(found) for found in peaks if found), None),
+        "epochs": [epoch + 1 for epoch in loss],
+        "loss": [_mean_loss(values) for values in loss.values()],
+        "PQ": [pq.get(epoch) for epoch in loss],
+    }
+
+
+def _mean_loss(values: Sequence[tuple[int, float]]) -> float | None:
+    total = sum(span for span, _ in values)
+    return math.fsum(span * value for span, value in values) / total if total else None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _numbers(lines: Iterable[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind with their numbers only."""
+    return [
+        {name: n for name, n in line.items() if type(n) in (int, float) and abs(n) < _LARGEST}
+        for line in lines
+        if line.get("kind") == kind
+    ]

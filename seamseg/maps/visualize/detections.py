@@ -1,0 +1,143 @@
+"""Drawing of detected objects on images: boxes, masks, class names and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from seamseg.maps.idmaps.resize import nearest_index
+from seamseg.maps.visualize.overlay import Palette, label_font, short_name
+from seamseg.maps.visualize.palette import padded_palette, text_color
+
+LEGACY_OPACITY = 192 / 255
+"""Opacity of the masks in the overlays of the original."""
+LEGACY_LINE = 3
+"""Width in pixels of the boxes there."""
+
+
+class DrawnObject(Protocol):
+    """An object in pixels of the image, see :class:`seamseg.inference.results.detections.Detection`."""
+
+    @property
+    def name(self) -> str:
+        """Name of its class."""
+
+    @property
+    def category(self) -> int:
+        """Row of the palette."""
+
+    @property
+    def score(self) -> float:
+        """0 to 1."""
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """`(y0, x0, y1, x1)`."""
+
+    @property
+    def crop(self) -> np.ndarray | None:
+        """Part of the mask, bool; None for none."""
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """`(y, x)` of the crop."""
+
+
+def draw_detections(
+    image: np.ndarray,
+    objects: Sequence[DrawnObject],
+    size: tuple[int, int],
+    palette: Palette,
+    labels: bool = True,
+    opacity: float = 0.5,
+) -> np.ndarray:
+    """Draw objects with boxes, masks and labels; those of high score are on top.
+
+    Parameters
+    ----------
+    image : uint8 `H x W x 3`
+    objects : objects in pixels of an image of `size`, scaled to `image` if it has another size
+    size : `(height, width)`
+    palette : one row `r, g, b` per class
+    labels : write class and score above each box, or within it at the upper edge of the image
+    opacity : opacity of the masks, 0 to 1
+
+    Returns
+    -------
+    uint8 `H x W x 3`
+    """
+    colors = padded_palette(palette)
+    canvas = Image.fromarray(np.array(image))
+    ordered = sorted(objects, key=lambda d: d.score)
+    for d in ordered:
+        _paint(canvas, d, size, tuple(colors[d.category].tolist()), opacity)
+    draw = ImageDraw.Draw(canvas)
+    shortest = min(image.shape[:2])
+    width = max(1, round(shortest / 350))
+    for d in ordered:
+        _outline(draw, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()), width)
+    if labels:
+        for d in ordered:
+            _label(canvas, draw, d, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()))
+    return np.asarray(canvas)
+
+
+def draw_legacy(
+    image: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
+) -> np.ndarray:
+    """Draw objects as the original's `test_instance_seg.py` does, before JPEG compression; no text.
+
+    Parameters are those of :func:`draw_detections`; the objects are drawn in their order.
+    """
+    colors = padded_palette(palette)
+    canvas = Image.fromarray(np.array(image))
+    draw = ImageDraw.Draw(canvas)
+    for d in objects:
+        color = tuple(colors[d.category].tolist())
+        _paint(canvas, d, size, color, LEGACY_OPACITY)
+        y0, x0, y1, x1 = _scaled_box(d, size, image.shape)
+        draw.rectangle((x0, y0, x1, y1), outline=color, width=LEGACY_LINE)
+    return np.asarray(canvas)
+
+
+def _scaled_box(d: DrawnObject, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+    down, right = shape[0] / size[0], shape[1] / size[1]
+    y0, x0, y1, x1 = d.box
+    return y0 * down, x0 * right, y1 * down, x1 * right
+
+
+def _paint(image: Image.Image, d: DrawnObject, size: tuple[int, int], color: tuple[int, ...], opacity: float) -> None:
+    """Blend the mask of an object into an image."""
+    if d.crop is None or d.crop.size == 0:
+        return
+    (y, x), (height, width), crop = d.corner, d.crop.shape, d.crop
+    if (image.height, image.width) != size:
+        rows, columns = nearest_index(size[0], image.height), nearest_index(size[1], image.width)
+        (top, bottom), (left, right) = np.searchsorted(rows, [y, y + height]), np.searchsorted(columns, [x, x + width])
+        crop = crop[(rows[top:bottom] - y)[:, None], columns[left:right] - x]
+        y, x = int(top), int(left)
+    if crop.size:
+        image.paste(color, (x, y), Image.fromarray(crop * np.uint8(round(opacity * 255))))
+
+
+def _outline(draw: ImageDraw.ImageDraw, box: tuple[float, ...], color: tuple[int, ...], width: int) -> None:
+    y0, x0, y1, x1 = box
+    # the corner is exclusive: the last pixel inside is drawn
+    draw.rectangle((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), outline=color, width=width)
+
+
+def _label(
+    image: Image.Image, draw: ImageDraw.ImageDraw, d: DrawnObject, box: tuple[float, ...], color: tuple[int, ...]
+) -> None:
+    """Write name and score above the box, within it if there is no room."""
+    font = label_font((image.height, image.width))
+    text = f"{short_name(d.name.split('--')[-1].replace('-', ' '))} {d.score:.2f}"
+    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+    wide, high = right - left + 6, bottom - top + 4
+    x = min(max(0.0, box[1]), max(0.0, image.width - wide))
+    y = box[0] - high if box[0] >= high else min(box[0], max(0.0, image.height - high))
+    draw.rectangle((x, y, x + wide - 1, y + high - 1), fill=color)
+    draw.text((x + 3 - left, y + 2 - top), text, fill=text_color(color), font=font)

@@ -1,5 +1,0 @@
-"""The report of an evaluation: a self-contained HTML file with scores, charts and images."""
-
-from seamseg.report.build import ReportOptions, find_evaluation, write_report
-
-__all__ = ["ReportOptions", "find_evaluation", "write_report"]
