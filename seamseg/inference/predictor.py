@@ -404,7 +404,8 @@ def open_for_inference(
     # others may need no torch
     try:
         for open_other in OPENERS:
-            if (opened := open_other(model, device, config, meta, options)) is not None:
+            opened: OpenedModel | None = open_other(model, device, config, meta, options)
+            if opened is not None:
                 return opened
         from seamseg.checkpoints.bundle import open_model
         from seamseg.inference.network import TrainedModel

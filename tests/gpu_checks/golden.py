@@ -30,13 +30,13 @@ from support.golden_files import tensor
 from support.networks import CITYSCAPES, NUM_STUFF, NUM_THING, golden_image, load_golden
 
 from seamseg.config import load_config
-from seamseg.evaluation import PanopticEvaluator
 from seamseg.fusion import fuse
+from seamseg.maps.evaluation import PanopticEvaluator
+from seamseg.maps.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.boxes import box_iou
-from seamseg.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.structures import PackedSequence
 
 IMAGES = {"flower": "single0", "china": "single1", "astronaut": "single2"}
