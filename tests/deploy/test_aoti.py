@@ -98,9 +98,8 @@ def test_what_a_package_states(package):
 
 
 def test_inputs_of_another_size(package):
-    for size, valid in (((64, 64), (64, 64)), (SIZE, (SIZE[0] + 1, 5)), (SIZE, (0, 5))):
-        with pytest.raises(InputError, match="image"):
-            run(package, *picture(size, valid))
+    with pytest.raises(InputError, match="image"):
+        run(package, *picture((64, 64), (64, 64)))
     model = seamseg.load(package)
     assert model.predict(np.zeros((500, 300, 3), np.uint8)).size == (500, 300)
 
