@@ -68,7 +68,7 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     assert len(defaults) == 5
     assert len(examples) == 11
     assert len(configs) >= 4 + 9
-    page = {str(path.relative_to(ROOT)) for path in ROOT.glob("seamseg/*/assets/*")}
+    page = {str(path.relative_to(ROOT)) for path in ROOT.glob("seamseg/**/assets/*")}
     assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
     classes = {f"seamseg/contrib/foreign/classes/{name}.txt" for name in ("ade20k", "coco_panoptic", "vistas_v2")}
     assert held == code | defaults | configs | examples | page | classes | {

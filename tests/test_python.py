@@ -138,12 +138,12 @@ def test_the_result_of_a_training(micro, micro_config, tmp_path):
 
 
 def test_converters_are_functions(tmp_path):
-    code = "import sys, seamseg; seamseg.maps.prepare.prepare_cityscapes; assert 'torch' not in sys.modules"
+    code = "import sys, seamseg; seamseg.prepare.prepare_cityscapes; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     generate_toy_city(tmp_path / "raw", 1, 1, size=(64, 128), workers=1)
-    made = seamseg.maps.prepare.prepare_cityscapes(tmp_path / "raw", tmp_path / "data")
+    made = seamseg.prepare.prepare_cityscapes(tmp_path / "raw", tmp_path / "data")
     assert made.splits == {"train": 1, "val": 1}
-    assert not seamseg.maps.prepare.check_dataset(tmp_path / "data", workers=1).errors
+    assert not seamseg.prepare.check_dataset(tmp_path / "data", workers=1).errors
 
 
 @pytest.mark.usefixtures("narrow")

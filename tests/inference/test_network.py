@@ -74,4 +74,4 @@ def test_each_part_of_a_prediction_is_downloaded_once(micro_run, photos, monkeyp
         result.with_image(None, prediction)
     places = [place.split(": ")[1] for place in reads.places.elements() if place.startswith("cpu: ")]
     found = Counter(place.partition(":")[0] for place in places)
-    assert found == {"predictions.py": 5, "fusion.py": 1}, str(reads)
+    assert found == {"maps/predictions.py": 5, "fusion.py": 1}, str(reads)

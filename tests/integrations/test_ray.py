@@ -189,7 +189,7 @@ def test_nothing_else_opens_urls():
     package = Path(seamseg.__file__).parent
     opening = re.compile(r"fsspec|urlopen|url_to_fs|from_uri")
     found = [path for path in package.rglob("*.py") if opening.search(path.read_text(encoding="utf-8"))]
-    assert found == [package / "integrations" / "ray.py"]
+    assert found == [package / "contrib" / "ray.py"]
 
 
 ODD = [
