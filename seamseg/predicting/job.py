@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,7 +157,8 @@ def predict_all(
         keep_rgb = any(w.needs_photo for w in folder.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
         reader = ImageReader(sources, prepare, earlier, world.rank, world.size)
-        images: Iterator[DecodedImage] = reader.read(workers)
+        # closed after an error, too, so that this thread gives back the turn of a large image
+        images: Iterator[DecodedImage] = locked.enter_context(closing(reader.read(workers)))
         if world.is_main:
             images = progress(images, None if reader.videos else len(reader.images), "predict")
         loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank))

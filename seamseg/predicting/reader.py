@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
@@ -61,7 +61,7 @@ class ImageReader:
         self.rank = rank
         self.size = size
 
-    def read(self, workers: int) -> Iterator[DecodedImage]:
+    def read(self, workers: int) -> Generator[DecodedImage, None, None]:
         """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.
 
         Large images are decoded in this thread, after all images before them; memory does not grow with the threads.

@@ -15,6 +15,7 @@ from PIL import Image
 
 from seamseg.inference.predictor import Predictor
 from seamseg.predicting.writers.predictions import CocoWriter
+from seamseg.utils import image_memory
 from seamseg.utils.errors import SeamsegError, one_line
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -160,6 +161,7 @@ def test_what_concerns_all_images_ends_the_run(
     micro_run, tmp_path, seamseg_main, capsys, where, error, message
 ) -> None:
     assert run_with_error(seamseg_main, micro_run, tmp_path, where, error, "--workers", "0") == 1
+    assert image_memory._thread.kept is None, "the turn of a large image is given back, although the error is kept"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"seamseg predict: {tmp_path}/photos/d.png: ")
     assert message in line
