@@ -35,7 +35,7 @@ from seamseg.utils.distributed import (
 )
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
 from seamseg.utils.files import refuse_links
-from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
+from seamseg.utils.image_memory import is_large
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
@@ -359,7 +359,7 @@ def _memory(photo: _Photo) -> int:
 
 def _is_large(image: PreparedImage) -> bool:
     """Return whether an image is one of those that are decoded one at a time, and is kept for its outputs."""
-    return image.rgb is not None and RGB_BYTES * image.size[0] * image.size[1] > ALONE_BYTES
+    return image.rgb is not None and is_large(image.size[0] * image.size[1])
 
 
 def _identity(source: Source) -> Line:

@@ -15,7 +15,7 @@ from seamseg.predicting.manifest import Done
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
-from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES, keep_turn
+from seamseg.utils.image_memory import is_large, keep_turn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
 
@@ -114,7 +114,7 @@ def _is_large(item: Source | VideoFrame) -> bool:
     """Return whether an image is one of those that are decoded one at a time, by its header."""
     if isinstance(item, Source) and not item.address and not item.problem:
         with suppress(InputError, MemoryError):  # reported when its turn comes
-            return pixel_count(item.path) * RGB_BYTES > ALONE_BYTES
+            return is_large(pixel_count(item.path))
     return False
 
 

@@ -109,6 +109,11 @@ def _coefficients(image: Image.Image) -> float:
     return 2 * share * image.width * image.height
 
 
+def is_large(pixels: int) -> bool:
+    """Return whether an RGB image is decoded alone, by its number of pixels."""
+    return RGB_BYTES * pixels > ALONE_BYTES
+
+
 _thread = threading.local()
 """Of each thread: `holds`, whether it has the turn; `kept`, the locks that :func:`keep_turn` releases, or None."""
 
