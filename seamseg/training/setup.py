@@ -37,7 +37,8 @@ from seamseg.training.weights import load_initial_weights
 from seamseg.utils.component_errors import instance_of
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.validation.validator import Observer, Validator
+from seamseg.validation.items import Observer
+from seamseg.validation.validator import Validator
 
 
 class Validate(Protocol):

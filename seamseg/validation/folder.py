@@ -34,7 +34,7 @@ from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_links, replacing
 from seamseg.utils.parallel import BackgroundWriter
-from seamseg.validation.validator import PanopticValidation
+from seamseg.validation.items import PanopticValidation
 
 
 class EvaluationWriter:

@@ -1,11 +1,11 @@
-"""The images of a split as a validation reads them, or why one cannot be read."""
+"""The images of a split as a validation reads them, or why one cannot be read, and what it makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,11 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import network_input
 from seamseg.inference.results.base import ImageResult
+from seamseg.maps.evaluation.evaluator import Comparison, PanopticEvaluator
+from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.folder import ReadMap
+from seamseg.maps.panoptic_map import PanopticResult
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.utils.errors import SeamsegError, item_error
 
 
@@ -41,6 +45,50 @@ class ValidationItem:
     def native_size(self) -> tuple[int, int]:
         """Native size `(h, w)` of the image."""
         return int(self.mask.shape[-2]), int(self.mask.shape[-1])
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`.
+
+    The prediction is the network's own, in its classes. `result` is what is scored, at native size and in the classes
+    of the data set: the panoptic map, the class map, or, for custom metrics only, the detections that count.
+    """
+
+    item: ValidationItem
+    prediction: ArrayPrediction
+    result: Any
+
+
+@dataclass(frozen=True)
+class PanopticValidation(ValidationResult):
+    """An image of a panoptic validation, with the match of the segments and the counts of this image only."""
+
+    result: PanopticResult
+    comparison: Comparison
+    counts: PanopticEvaluator
+
+
+Observer = Callable[[Any], None]
+"""Called with the :class:`ValidationResult` of each image of this process."""
+
+
+class Scorer(Protocol):
+    """Accumulates the scores of a validation, with the life cycle of a :class:`seamseg.maps.evaluation.metric.Metric`.
+
+    :data:`seamseg.validation.validator.SCORERS` has those of the package.
+    """
+
+    gathered: bool
+
+    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
+        """Add an image of this process."""
+
+    def state(self) -> np.ndarray | list[Any]:
+        """Return counts or entries of the images of this process."""
+
+    def scores(self, state: Any) -> Scores:
+        """Return the scores from the counts or entries of all processes."""
 
 
 @dataclass(frozen=True)

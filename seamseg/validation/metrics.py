@@ -22,8 +22,7 @@ from seamseg.utils.distributed import World, broadcast_object, gather_objects, g
 from seamseg.utils.errors import SeamsegError
 
 if TYPE_CHECKING:
-    from seamseg.validation.items import ValidationItem
-    from seamseg.validation.validator import Scorer
+    from seamseg.validation.items import Scorer, ValidationItem
 
 
 def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], Any] = nullcontext) -> Any:

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.evaluation.coco_ap import ImageInstances, average_precision, image_instances, require_pycocotools
 from seamseg.maps.evaluation.confusion import ConfusionMatrix
-from seamseg.maps.evaluation.evaluator import Comparison, PanopticEvaluator
+from seamseg.maps.evaluation.evaluator import PanopticEvaluator
 from seamseg.maps.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.idmaps.resize import resize_nearest
@@ -49,49 +49,18 @@ from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
-from seamseg.validation.items import ItemsOrErrors, ValidationItem, ValidationTransform, item_of, unchanged
+from seamseg.validation.items import (
+    ItemsOrErrors,
+    Observer,
+    PanopticValidation,
+    Scorer,
+    ValidationItem,
+    ValidationResult,
+    ValidationTransform,
+    item_of,
+    unchanged,
+)
 from seamseg.validation.metrics import CustomMetrics, scores_of_all
-
-
-@dataclass(frozen=True)
-class ValidationResult:
-    """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`.
-
-    The prediction is the network's own, in its classes. `result` is what is scored, at native size and in the classes
-    of the data set: the panoptic map, the class map, or, for custom metrics only, the detections that count.
-    """
-
-    item: ValidationItem
-    prediction: ArrayPrediction
-    result: Any
-
-
-@dataclass(frozen=True)
-class PanopticValidation(ValidationResult):
-    """An image of a panoptic validation, with the match of the segments and the counts of this image only."""
-
-    result: PanopticResult
-    comparison: Comparison
-    counts: PanopticEvaluator
-
-
-Observer = Callable[[Any], None]
-"""Called with the :class:`ValidationResult` of each image of this process."""
-
-
-class Scorer(Protocol):
-    """Accumulates the scores of a validation, see :data:`SCORERS`; with the life cycle of a :class:`Metric`."""
-
-    gathered: bool
-
-    def add(self, item: ValidationItem, prediction: ArrayPrediction) -> ValidationResult:
-        """Add an image of this process."""
-
-    def state(self) -> np.ndarray | list[Any]:
-        """Return counts or entries of the images of this process, see :meth:`Metric.state`."""
-
-    def scores(self, state: Any) -> Scores:
-        """Return the scores from the counts or entries of all processes."""
 
 
 @dataclass(frozen=True)

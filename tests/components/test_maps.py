@@ -29,8 +29,7 @@ from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.heads.custom import resized
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.validation.items import ValidationItem
-from seamseg.validation.validator import ValidationResult
+from seamseg.validation.items import ValidationItem, ValidationResult
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 

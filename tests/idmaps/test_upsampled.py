@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from seamseg.maps.idmaps import library, reference, upsampled
-from seamseg.maps.idmaps.upsampled import Axis
+from seamseg.maps.idmaps.reference import Axis
 
 FORMS = [library.functions, reference]
 

@@ -21,9 +21,9 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import evaluate_model
-from seamseg.validation.items import ValidationItem
+from seamseg.validation.items import ValidationItem, ValidationResult
 from seamseg.validation.options import EvaluationOptions
-from seamseg.validation.validator import ValidationResult, Validator
+from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

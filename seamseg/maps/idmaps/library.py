@@ -17,7 +17,7 @@ from seamseg.maps.idmaps.inflate import row_bands
 from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
 
 if TYPE_CHECKING:
-    from seamseg.maps.idmaps.upsampled import Axis
+    from seamseg.maps.idmaps.reference import Axis
 
 _MESSAGE_SIZE = 200  # kMessageSize in csrc/maps/answer.h
 _INT64, _POINTER, _INT32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32

@@ -13,51 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from seamseg.maps.idmaps import library, reference
+from seamseg.maps.idmaps.reference import Axis
 
 Size = tuple[int, int]
 """`(height, width)`."""
 MAX_SIDE = 1 << 24
 """Pixels of an axis, which are counted in float32."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Each pixel of an axis as a weighted sum of consecutive cells.
-
-    Attributes
-    ----------
-    first : `P` int32, the first cell of each pixel
-    weights : `T x P` float32, of `T` cells from there on
-    """
-
-    first: np.ndarray
-    weights: np.ndarray
-
-    @staticmethod
-    def of(cells: int, padded: int, valid: int, pixels: int) -> Axis:
-        """Return the axis of an image with `pixels`, of which the network's input has `valid` and padding."""
-        outer, outer_weights = (np.arange(pixels)[None], np.ones((1, pixels)))
-        if pixels != valid:
-            outer, outer_weights = _bilinear(valid, pixels)
-        inner, inner_weights = _bilinear(cells, padded)
-        taps = inner[:, outer].reshape(-1, pixels)
-        weights = (inner_weights[:, outer] * outer_weights).reshape(-1, pixels)
-        count = int((taps.max(0) - taps.min(0)).max()) + 1
-        first = np.minimum(taps.min(0), cells - count)
-        dense = np.zeros((count, pixels))
-        np.add.at(dense, (taps - first, np.arange(pixels)), weights)
-        return Axis(first.astype(np.int32), dense.astype(np.float32))
-
-
-def _bilinear(cells: int, pixels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two cells that each pixel of an axis lies between, `2 x P`, and their weights."""
-    scale = np.float64(np.float32(cells / pixels))
-    # rounded where torch rounds
-    position = ((np.arange(pixels) + 0.5) * scale).astype(np.float32) - np.float32(0.5)
-    position = position.clip(0)
-    low = np.minimum(position.astype(np.int64), cells - 1)
-    high = (position - low.astype(np.float32)).astype(np.float64)
-    return np.stack((low, np.minimum(low + 1, cells - 1))), np.stack((1 - high, high))
 
 
 @dataclass(frozen=True)

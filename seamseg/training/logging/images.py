@@ -24,7 +24,7 @@ from seamseg.maps.visualize.maps import draw_map
 from seamseg.maps.visualize.overlay import draw_boxes, draw_overlay
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
-from seamseg.validation.validator import PanopticValidation, ValidationResult
+from seamseg.validation.items import PanopticValidation, ValidationResult
 
 _MAX_SIDE = 640
 """Longest side of a panel in pixels, which bounds the size of event files."""
