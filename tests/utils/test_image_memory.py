@@ -104,7 +104,8 @@ def test_samples_of_a_tiff_with_one_number_of_bits(tmp_path):
     path.write_bytes(data[:at] + struct.pack("<HHIHH", 258, 3, 1, 8, 0) + data[at + 12 :])
     with open_pillow(path) as image:
         assert image.tag_v2[258] == (8,)
-        assert memory_needed(image, 0) == (4 + 3) * 320 * 400
+        # earlier versions of Pillow write several strips
+        assert memory_needed(image, 0) == 4 * 320 * 400 + 3 * 320 * image.tag_v2[278]
 
 
 def test_long_sides(tmp_path):
