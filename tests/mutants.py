@@ -30,9 +30,11 @@ SECONDS = 300
 
 TESTS = {
     "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py",
-    "seamseg/contrib/deploy/network.py": "tests/deploy/test_network.py tests/deploy/test_query_networks.py",
+    "seamseg/contrib/deploy/network.py": (
+        "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_query_networks.py"
+    ),
     "seamseg/maps/evaluation/matching.py": (
-        "tests/evaluation/test_panoptic_quality.py tests/evaluation/test_segments.py"
+        "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py"
     ),
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/tiling/merge.py": "tests/inference/test_tiles.py",

@@ -1,6 +1,6 @@
 """Kill processes of `predict` repeatedly, and check that every image is in the results exactly once.
 
-    python tests/predict/soak_predict.py --images 10000 --kills 40 --seed 0
+    python tests/predicting/soak_predict.py --images 10000 --kills 40 --seed 0
 
 Tiny images are predicted in two processes. A random one gets SIGKILL at a random moment (while it starts, works or
 merges), the others are ended as a launcher does, and the same command is started again, now and then with one process

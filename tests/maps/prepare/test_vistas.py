@@ -17,7 +17,7 @@ from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.vistas import prepare_vistas
 from seamseg.utils.errors import InputError
 
-FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"
+FIXTURE = Path(__file__).parents[2] / "golden" / "prep_fixture.zip"
 LABELS = [
     {"name": "sky", "instances": False, "evaluate": True, "color": [1, 2, 3]},
     {"name": "car", "instances": True, "evaluate": True, "color": [4, 5, 6]},

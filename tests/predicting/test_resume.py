@@ -90,7 +90,7 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_killed_and_resumed(tmp_path):
-    """A small version of tests/predict/soak_predict.py, in two processes."""
+    """A small version of tests/predicting/soak_predict.py, in two processes."""
     root = Path(__file__).parents[2]
     words = [sys.executable, root / "tests" / "predict" / "soak_predict.py", "--images", 60, "--kills", 2]
     words += ["--seed", "1"]

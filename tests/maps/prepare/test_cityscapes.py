@@ -18,7 +18,7 @@ from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
-FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"
+FIXTURE = Path(__file__).parents[2] / "golden" / "prep_fixture.zip"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from seamseg.maps.visualize.detections import draw_detections
 from seamseg.maps.visualize.overlay import overlay_image
 from seamseg.maps.visualize.palette import text_color
 
-DATA = Path(__file__).parents[1] / "golden"
+DATA = Path(__file__).parents[2] / "golden"
 
 
 @pytest.mark.parametrize("case", ["a", "e_area0"])

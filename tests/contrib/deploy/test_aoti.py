@@ -32,7 +32,7 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMES = ['sky "wide"', "road, [wet]", "car]\\", "Fußgänger\x01", "bus"]
 CLASSES = Metadata(2, 3, NAMES, [(i, i, i) for i in range(5)], list(range(5)))
 THRESHOLDS = {"score_threshold": 0.3, "overlap_threshold": 0.5, "min_stuff_area": 64}

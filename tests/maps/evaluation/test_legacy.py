@@ -10,7 +10,7 @@ import pytest
 from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "ops.npz"
+GOLDEN = Path(__file__).parents[2] / "golden" / "ops.npz"
 CLASSES = [ClassInfo(f"c{i}", i, i >= 4) for i in range(9)]
 
 
