@@ -21,7 +21,7 @@ PROPOSALS = 1_000_000
 """Largest number of proposals or samples of an image."""
 
 
-def key(
+def key(  # noqa: PLR0913
     doc: str,
     default: Any = MISSING,
     *,

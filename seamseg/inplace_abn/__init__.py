@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def inplace_abn_sync(
+def inplace_abn_sync(  # noqa: PLR0913
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
