@@ -19,14 +19,12 @@ from seamseg.maps.prepare.export import dataset_to_coco_panoptic
 from seamseg.maps.report import write_report
 from seamseg.maps.toy_city import generate_toy_city
 from seamseg.maps.toy_city.writer import check_scenes, check_settings
-from seamseg.predicting.job import predict_all
+from seamseg.predicting.job import predict_files
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import Source
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.options import TrainingOptions
 from seamseg.training.run import run_training
-from seamseg.utils.distributed import World, choose_device, run_in_processes
+from seamseg.utils.distributed import choose_device, run_in_processes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.utils.output import echo
@@ -142,15 +140,9 @@ def _train(options: DemoOptions, data: Path) -> None:
 
 def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
     folder = DatasetFolder(data)
-    settings = PredictSettings(
-        PredictOptions(RunFolder(options.out).last, data / "img", predictions, ("overlay", "coco"))
-    )
-    predictor = settings.load(options.device)
-    sources = [
-        Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
-    ]
-    outputs = settings.open_folder(predictions, predictor, sources)
-    predict_all(predictor, sources, outputs, World(device=predictor.network.device), restart=True)
+    images = [folder.image_path(image.id) for image in folder.split("val")]
+    formats, device = ("overlay", "coco"), options.device
+    predict_files(PredictOptions(RunFolder(options.out).last, images, predictions, formats, device, restart=True))
 
 
 def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:

@@ -52,7 +52,8 @@ from seamseg.maps.prepare.pairs import FilesByName
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.maps.report.images import _renumbered
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.manifest import ManifestFolder, header
+from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.manifest import header
 from seamseg.utils.errors import InputError, did_you_mean, harmless
 
 CLASSES = Metadata(1, 2, ["road", "car", "person"], [(128, 64, 128), (0, 0, 142), (220, 20, 60)], [7, 26, 24])
@@ -309,7 +310,7 @@ def manifest(n: int, folder: Path) -> Callable[[], object]:
     line = {"relative": "a.png", "stamp": "0", "status": "ok", "outputs": [], "records": []}
     lines = [head, *({**line, "name": str(k)} for k in range(n))]
     (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lambda: ManifestFolder(folder, head).begin()
+    return lambda: OutputFolder(folder, [], head).begin([])
 
 
 def metrics(n: int, folder: Path) -> Callable[[], object]:

@@ -26,21 +26,11 @@ def accelerated(
     pad_to: int = 1,
     backend: str = "inductor",
 ) -> Net:
-    """Return a network that shares the layers of `net`, which is used for inference only.
+    """Return a network that shares the layers of `net`, which is used for inference only, on its device.
 
-    Parameters
-    ----------
-    net : network in evaluation mode, on its device
-    device : device of the network
-    compile : compile body, RPN head and semantic head with torch.compile
-    cuda_graphs : record CUDA graphs of them, one for each size of the network's input
-    pad_to : pad the sides of the network's input to multiples of this, so that there are fewer sizes; 1 for none
-    backend : backend of torch.compile
-
-    Raises
-    ------
-    SeamsegError
-        if the compiler does not work here
+    `compile` compiles body, RPN head and semantic head with torch.compile, `cuda_graphs` records them, one graph for
+    each size of the network's input, and `pad_to` pads its sides to multiples, so that there are fewer sizes.
+    SeamsegError if the compiler does not work here.
     """
     if not (compile or cuda_graphs):
         return net.with_options(pad_to=pad_to)
@@ -53,18 +43,8 @@ class CompiledDense:
 
     See :class:`seamseg.models.panoptic.DensePart`. The compiler runs at the first call, and again for another
     number of images and, with torch 2.11, for maps of an odd instead of an even height; each time a line is printed to
-    stderr.
-
-    Parameters
-    ----------
-    net : network in evaluation mode, on its device, for inference only: on a CPU its weights become constants
-    device : device of the network
-    backend : backend of torch.compile
-
-    Raises
-    ------
-    SeamsegError
-        if the compiler does not work here
+    stderr. For inference only: on a CPU the weights of `net` become constants. SeamsegError if the compiler does not
+    work here.
     """
 
     def __init__(self, net: Network, device: torch.device, backend: str = "inductor") -> None:
@@ -79,12 +59,8 @@ class CompiledDense:
     def __call__(self, padded: Tensor) -> Any:
         """Run the network on a padded batch.
 
-        Raises
-        ------
-        SeamsegError
-            if the compiler fails
-        RuntimeError
-            if the memory does not suffice, see :func:`seamseg.utils.device_memory.lacks_memory`
+        SeamsegError if the compiler fails; if the memory does not suffice the error is one of
+        :func:`seamseg.utils.device_memory.lacks_memory`.
         """
         from torch._inductor import config
 

@@ -32,13 +32,9 @@ NOT_LOCATED = "a classifier does not say where in the image a class is: nothing 
 
 @dataclass(frozen=True)
 class Region:
-    """Pixels to hide.
+    """Pixels to hide: where `mask`, bool `h x w`, is true, from `corner` `(y, x)` in the image on.
 
-    Attributes
-    ----------
-    mask : bool `h x w`
-    corner : `(y, x)` of its first pixel in the image
-    part : may be a part of an object only, such as a face: it is made coarser
+    `part` marks what may be a part of an object only, such as a face: it is made coarser.
     """
 
     mask: np.ndarray
@@ -55,15 +51,17 @@ def hide_classes(
     style: Style = "blur",
     least_score: float = LEAST_SCORE,
 ) -> np.ndarray:
-    """Hide some classes in an image `H x W x 3`, see :func:`private_regions`; InputError as there.
+    """Hide some classes in an image `H x W x 3`, see :func:`private_regions`.
 
     Without a panoptic map, for `result` None, the detections of the prediction are hidden, their masks or else boxes,
-    and the pixels of its class map.
+    and the pixels of its class map. InputError if style or score are none, or the network does not locate classes.
     """
     if result is None:
         result = PanopticResult(np.zeros(rgb.shape[:2], np.int32), [])
     if style not in ("blur", "pixels"):
         raise InputError(f"style must be blur or pixels, not {style!r}")
+    if not 0 <= least_score <= 1:
+        raise InputError(f"least_score must be between 0 and 1, not {least_score}")
     if prediction is not None and prediction.logits is not None:
         raise InputError(NOT_LOCATED)
     return anonymize(rgb, private_regions(result, prediction, classes, num_stuff, least_score), style)
@@ -76,27 +74,12 @@ def private_regions(
     num_stuff: int,
     least_score: float = LEAST_SCORE,
 ) -> Iterator[Region]:
-    """Iterate over the regions that may belong to some classes, one for each object.
+    """Iterate over the regions that may belong to some classes (indices, stuff first), one for each object.
 
-    These are the segments of the map; detections that the map omits, because their score is low or others cover them;
-    and pixels to which the semantic head assigns such a class without a detected object: crowds, parts of objects,
-    areas too small for the map.
-
-    Parameters
-    ----------
-    result : the panoptic map, at the size of the image
-    prediction : output of the network; None to use the segments only
-    classes : indices, stuff first
-    num_stuff : stuff classes
-    least_score : minimum score of detections, 0 to 1
-
-    Raises
-    ------
-    InputError
-        if the score is out of range
+    These are the segments of the map, at the size of the image; detections that the map omits, because their score is
+    low or others cover them; and pixels to which the semantic head assigns such a class without a detected object:
+    crowds, parts of objects, areas too small for the map. Without a prediction only the segments are used.
     """
-    if not 0 <= least_score <= 1:
-        raise InputError(f"least_score must be between 0 and 1, not {least_score}")
     chosen = set(classes)
     rest = np.zeros(result.size, bool)
     covered = np.zeros(result.size, bool)
@@ -136,14 +119,9 @@ def _region_of(
 
 
 def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
-    """Split a mask into separate parts, such as pixels of a class that belong to no detection.
+    """Split a mask, bool `H x W`, into separate parts, such as pixels of a class that belong to no detection.
 
-    Parts closer than a cell count as one.
-
-    Parameters
-    ----------
-    mask : bool `H x W`
-    cells : along the longer side of the mask
+    Parts closer than a cell count as one; there are `cells` along the longer side.
     """
     if not mask.any():
         return
@@ -182,23 +160,15 @@ def _connected(cells: np.ndarray) -> np.ndarray:
 
 
 def anonymize(image: np.ndarray, regions: Iterable[Region], style: Style = "blur") -> np.ndarray:
-    """Hide regions of an image.
+    """Hide regions of an image, uint8 `H x W x 3`; return another one.
 
     Each region with a margin around it becomes a coarse grid of averages, at most :data:`CELLS` along its longer side,
     each mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert, whatever the
     size of the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the
-    image.
+    image. The style "blur" interpolates the averages, "pixels" shows squares.
 
-    Parameters
-    ----------
-    image : uint8 `H x W x 3`; is not changed
-    regions : regions of any shape; they may overlap and reach beyond the image. The size of a region sets its cells:
-        pass one region a person, and parts of objects by :func:`clusters`
-    style : "blur" (averages are interpolated) or "pixels" (squares)
-
-    Returns
-    -------
-    uint8 `H x W x 3`
+    Regions may have any shape, overlap and reach beyond the image. The size of a region sets its cells: pass one region
+    a person, and parts of objects by :func:`clusters`.
     """
     out: np.ndarray = image.copy()
     least = max(LEAST_CELL, math.ceil(LEAST_PART * max(image.shape)))

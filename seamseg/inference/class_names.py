@@ -15,16 +15,8 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: st
     Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
     consecutive ones, such as `rider` or `human--rider`, select all classes that contain them.
 
-    Parameters
-    ----------
-    names : a list, or one text separated by commas
-    metadata : the classes
-    parameter : its name, for errors
-
-    Raises
-    ------
-    InputError
-        if there are none, or the model has no such class; the error suggests similar names
+    `names` is a list, or one text separated by commas; `parameter` is its name, for errors. InputError, with similar
+    names, if there are none, or the model has no such class.
     """
     words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
     words = [w for w in words if w]

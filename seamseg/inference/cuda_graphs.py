@@ -51,18 +51,12 @@ def fill(buffer: Tensor, x: Tensor) -> None:
 
 
 class CudaGraph:
-    """A function recorded on a GPU.
+    """A function recorded on a GPU, which must not wait for the GPU, for tensors of the shape of `x`.
 
     The memory of its input and outputs is fixed: a call copies the input there, replays the graph, and returns copies
-    of the outputs, which the next call does not change.
-
-    Parameters
-    ----------
-    function : function to record; must not wait for the GPU
-    x : a tensor of the shape to record for
-    stream : stream for the capture, on the device of `x`
-    shared : another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also
-        on several streams
+    of the outputs, which the next call does not change. `stream`, on the device of `x`, is for the capture; `shared` is
+    another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also on several
+    streams.
     """
 
     def __init__(self, function: Function, x: Tensor, stream: torch.cuda.Stream, shared: CudaGraph | None) -> None:
@@ -94,17 +88,11 @@ class CudaGraph:
 
 
 class CudaGraphCache:
-    """A function that is recorded for a shape at its second use, and replayed from then on.
+    """A function of one tensor that is recorded for a shape at its second use, and replayed from then on.
 
     Shapes that are used once only are run normally, since recording takes as long as several runs. The least recently
     used graph is dropped beyond `max_graphs`, and its shape must be used twice again. Memory: input and outputs of each
     graph, and the intermediate results of the largest. May be called from several threads.
-
-    Parameters
-    ----------
-    function : its outputs depend on the tensor only
-    record : records a function for the shape of a tensor
-    max_graphs : graphs that are kept
     """
 
     def __init__(

@@ -43,18 +43,10 @@ def input_size(
     :func:`seamseg.data.input_size.reference_size` has the default limit. Ordinary images stay far below it, and have
     the same size as in the original.
 
-    Parameters
-    ----------
-    config : its `[dataloader]` sizes
-    shortest_size, longest_max_size : replace the configured and the default size
-    longest_size : exact length of the longest side instead of these; None for `dataloader.longest_size`, unless one of
-        the others is given
-
-    Raises
-    ------
-    InputError
-        if a size is not positive, the longest is below the shortest, or inputs would have more than :data:`MAX_INPUT`
-        pixels
+    `shortest_size` and `longest_max_size` replace the configured and the default size; `longest_size` is the exact
+    length of the longest side instead of these, by default `dataloader.longest_size` if none of the others is given.
+    InputError if a size is not positive, the longest is below the shortest, or inputs would have more than
+    :data:`MAX_INPUT` pixels.
     """
     options = config.dataloader
     if longest_size is None and shortest_size is None and longest_max_size is None:
@@ -83,13 +75,9 @@ def input_size(
 class PreparedImage:
     """An image ready for the network.
 
-    Attributes
-    ----------
-    pixels : pixels at the size of the network's input, `H x W x 3` uint8, see :func:`network_input`
-    size : `(height, width)` of the image itself
-    rgb : the image itself, `h x w x 3` uint8, if it is kept
-    source_image : path or copy of the image that a result refers to, if any
-    several_frames : whether this is the first of several frames or pages of a file
+    `pixels` is its input, `H x W x 3` uint8, see :func:`network_input`; `size` is `(height, width)` of the image
+    itself, and `rgb`, `h x w x 3` uint8, the image if it is kept. `source_image` is the path or copy that a result
+    refers to, if any; `several_frames` whether this is the first of several frames or pages of a file.
     """
 
     pixels: np.ndarray
@@ -106,13 +94,9 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class ImagePreparation:
-    """Prepares images for the network, for the Python API and the command line alike.
+    """Prepares images of `input_size` for the network, for the Python API and the command line alike.
 
-    Attributes
-    ----------
-    input_size : the network's size
-    keep_rgb : keep the pixels of the image itself
-    keep_source : keep the path or a copy of the image
+    It keeps the pixels of the image itself (`keep_rgb`), and its path or a copy (`keep_source`).
     """
 
     input_size: InputSize
@@ -139,10 +123,7 @@ class ImagePreparation:
 def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
     """Return an RGB image at the size of the network's input, `H x W x 3` uint8; the network normalises it.
 
-    Raises
-    ------
-    InputError
-        if it would have more than :data:`MAX_INPUT` pixels, of a classifier before the crop
+    InputError if it would have more than :data:`MAX_INPUT` pixels, of a classifier before the crop.
     """
     height, width = size.scaled((image.height, image.width))
     if height * width > MAX_INPUT:
@@ -173,16 +154,10 @@ def equal_size_batches(
     """Group items of equal network size, so that no image is padded and no result depends on other images.
 
     At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for others of their size. An item that is to be
-    processed in tiles, or is large, is a batch of its own, at once.
+    processed in tiles (None for none), or is large, is a batch of its own, at once.
 
-    Parameters
-    ----------
-    items : items in any order
-    batch_size : maximum number of items of a group
-    size_of : returns the shape of the network input of an item
-    nbytes_of : returns the memory of an item
-    in_order : group only neighbours, so that the order is kept
-    tiling : which are processed in tiles, of shapes that start with height and width; None for none
+    `size_of` returns the shape of the network input of an item, which starts with height and width, and `nbytes_of`
+    its memory; `in_order` groups only neighbours, so that the order is kept.
     """
     waiting: dict[Any, list[T]] = {}
     held = 0
@@ -222,12 +197,8 @@ def is_single_image(image: ImageInput | Iterable[ImageInput]) -> bool:
 def as_image(image: ImageInput) -> Image.Image:
     """Return an RGB image, which may share memory with the input.
 
-    Raises
-    ------
-    UnreadableImage
-        if the file is missing, broken or not an image
-    InputError
-        if an array or tensor has another shape, type or range of values
+    UnreadableImage if the file is missing, broken or not an image; InputError if an array or tensor has another shape,
+    type or range of values.
     """
     if isinstance(image, Image.Image):
         return as_rgb(image)

@@ -34,16 +34,10 @@ _REENTRANT = ("seamseg", "torch")
 
 
 class TorchNetwork(InferenceNetwork):
-    """A network on a device.
+    """A network on a device, to which it is moved, in evaluation mode.
 
-    Parameters
-    ----------
-    net : trained network; is moved to `device` and set to evaluation mode
-    normalise : conversion of bytes to the network's input
-    device : device to compute on
-    augmentation : views of each image; None for one plain view
-    tta_fusion : how the views of a semantic network are merged, see :class:`seamseg.inference.options.InferenceOptions`
-    averaged : whether the weights are a moving average of the weights in training
+    `normalise` converts bytes to its input; `augmentation` has the views of each image, None for one plain view, which
+    `tta_fusion` merges for a semantic network; `averaged` tells whether the weights are a moving average.
     """
 
     def __init__(
@@ -123,14 +117,7 @@ def run_by_torch(
 
 
 class TrainedModel:
-    """A trained model that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
-
-    Parameters
-    ----------
-    opened : the model
-    device : device to run it on
-    options : see :func:`seamseg.inference.predictor.open_for_inference`
-    """
+    """A trained model that is opened; see :class:`seamseg.inference.predictor.OpenedModel`."""
 
     def __init__(self, opened: ModelFile, device: torch.device, options: InferenceOptions) -> None:
         self._device = device

@@ -43,10 +43,7 @@ class Augmentation:
     def parse(text: str | Augmentation | None) -> Augmentation | None:
         """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
 
-        Raises
-        ------
-        InputError
-            if it is no text, or a word is neither flip nor a scale between 0.1 and 4
+        InputError if it is no text, or a word is neither flip nor a scale between 0.1 and 4.
         """
         if text is None:
             return None
@@ -80,10 +77,7 @@ class Augmentation:
 class Thresholds:
     """Thresholds of the fusion to a panoptic map: see the keys of the same name in `[general]`.
 
-    Raises
-    ------
-    InputError
-        if one is out of range
+    InputError if one is out of range.
     """
 
     score_threshold: float = 0.5
@@ -119,13 +113,7 @@ _acceleration = partial(option, group="acceleration for many images of few sizes
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:
-    """Options of running a model; None for the value of the configuration.
-
-    Raises
-    ------
-    InputError
-        if an option is out of range
-    """
+    """Options of running a model; None for the value of the configuration. InputError if one is out of range."""
 
     score_threshold: float | None = _fusion("minimum score of a detection", None, "P")
     overlap_threshold: float | None = _fusion(

@@ -72,6 +72,8 @@ class Predictor(Generic[R]):
 
     Attributes
     ----------
+    kind : kind of the network, as in `[general] kind`
+    map_formats : output maps of custom heads by name
     map_only : only panoptic maps are made of predictions, which may then lack the detections that score too low for
         them: their masks need not be computed. False at first
 
@@ -98,6 +100,8 @@ class Predictor(Generic[R]):
         reference: InputSize | None = None,
     ) -> None:
         self.network = network
+        self.kind = network.kind
+        self.map_formats: Mapping[str, MapFormat] = network.map_formats
         self.metadata = metadata
         self.input_size = input_size
         self.thresholds = thresholds
@@ -217,7 +221,7 @@ class Predictor(Generic[R]):
                 yield self.result(prediction, one.size).with_image(one.source_image, prediction)
 
     def _possible(self, tiling: Tiling) -> Tiling:
-        """Return the division of images that the network takes; InputError if tiles of one side were requested."""
+        """Return the tiling that the network takes; InputError if tiles of one side were requested."""
         if self.network.tiles_problem is None:
             return tiling
         if isinstance(tiling.tiles, int):
@@ -225,26 +229,11 @@ class Predictor(Generic[R]):
         return Tiling("off")
 
     def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[ArrayPrediction]:
-        """Run the network on prepared images.
+        """Return the outputs of the network for images at its input size, `H x W x 3` uint8.
 
-        Images of different sizes are padded to one size, which changes their results slightly.
-
-        Parameters
-        ----------
-        images : images at the size of the network's input, `H x W x 3` uint8, see
-            :func:`seamseg.inference.images.network_input`
-        tiling : None for the tiling of the predictor
-
-        Returns
-        -------
-        list of Prediction
-            of arrays, in pixels of the network inputs, see :meth:`in_units`; of a GPU with `semantic_on_gpu`, which
-            :meth:`result` uses
-
-        Raises
-        ------
-        OutOfMemory
-            if the memory does not suffice
+        Images of different sizes are padded to one size, which changes their results slightly. The outputs are in
+        pixels of the network's input, see :meth:`in_units`; of a GPU with `semantic_on_gpu`, which :meth:`result` uses.
+        OutOfMemory if the memory does not suffice.
         """
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(_size(image)) is None for image in images):
@@ -265,12 +254,9 @@ class Predictor(Generic[R]):
         return [self._run_in_tiles(image, tiling) for image in images]
 
     def in_units(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> ArrayPrediction:
-        """Return the output of the network with maps in the units of their files, in pixels of the image.
+        """Return an output of :meth:`raw` with maps in the units of their files, in pixels of the image.
 
-        Parameters
-        ----------
-        prediction : prediction of :meth:`raw`
-        native_size : `(height, width)` of the image, before it was scaled to the network's input
+        `native_size` is `(height, width)` of the image, before it was scaled to the network's input.
         """
         formats = self.map_formats if prediction.maps else {}
         changing = {name: spec.values for name, spec in formats.items() if spec.values not in (None, "none")}
@@ -292,9 +278,7 @@ class Predictor(Generic[R]):
         writers between them. If an image of 1024x2048 has a network input of at most :data:`SMALL_INPUT` pixels, each
         thread of torch therefore has an image of its own; a larger input, and one on a GPU, has all of them.
 
-        Yields
-        ------
-        number of threads, and what each must call first; 1 and None to call :meth:`raw` in this thread
+        Yield the number of threads, and what each must call first; 1 and None to call :meth:`raw` in this thread.
         """
         count = self.network.images_at_a_time
         height, width = self.input_size.scaled((1024, 2048))
@@ -311,7 +295,7 @@ class Predictor(Generic[R]):
             torch.set_num_threads(threads)
 
     def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
-        """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""
+        """Run the network on an image in tiles, as requested or because it does not fit into the memory as a whole."""
         size = _size(image)
         wanted = tiling.side_for(size)
         side = first_side(size) if wanted is None else wanted
@@ -350,16 +334,6 @@ class Predictor(Generic[R]):
         size = f"{image.shape[1]} x {image.shape[0]} pixels"
         return OutOfMemory(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")
 
-    @property
-    def map_formats(self) -> Mapping[str, MapFormat]:
-        """The output maps of custom heads by name."""
-        return self.network.map_formats
-
-    @property
-    def kind(self) -> str:
-        """The kind of the network, as in `[general] kind`."""
-        return self.network.kind
-
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of an image of `(height, width)` from the output of the network, without its image."""
         make = result_of(self.kind).of
@@ -382,23 +356,9 @@ def open_for_inference(
 ) -> OpenedModel:
     """Open a model for :func:`build_predictor`, without building its network, which takes seconds.
 
-    Parameters
-    ----------
-    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2),
-        folder of a panoptic network of transformers, `torchvision:NAME[?weights=FILE]`, or
-        `hf://user/repo[@revision][/FILE]`
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
-    config, meta : INI file and `metadata.bin`, if the model does not contain them; for a network of transformers also a
-        class list or COCO categories
-    options : see :class:`seamseg.inference.options.InferenceOptions`
-
-    Raises
-    ------
-    InputError
-        if the model is missing, broken, or does not match its configuration and metadata, or if torch is not installed
-        and the model is no exported network
-    SeamsegError
-        if torch.compile is requested and does not work
+    The arguments are those of :class:`seamseg.inference.options.LoadOptions`. InputError if the model is missing,
+    broken, or does not match its configuration and metadata, or if torch is not installed and the model is no exported
+    network; SeamsegError if torch.compile is requested and does not work.
     """
     model = local_model(model)
     # others may need no torch

@@ -34,29 +34,16 @@ def prediction_of_queries(
     classes: np.ndarray,
     num_stuff: int,
 ) -> ArrayPrediction:
-    """Make the prediction of one image.
+    """Make the prediction of one image from class logits `Q x (C + 1)`, the last one of "no object", and mask logits.
 
-    Parameters
-    ----------
-    class_logits : `Q x (C + 1)`, the last one of "no object"
-    mask_logits : `Q x h x w`, of the whole padded input
-    size : `(height, width)` of the image, the upper left part of the input
-    padded_size : `(height, width)` of the input
-    classes : `C`, the class (stuff first) of each column of `class_logits`, less than 255
-    num_stuff : stuff classes, which come before the things
+    Mask logits, `Q x h x w`, are of the whole padded input of `padded_size`, whose upper left part of `size` is the
+    image, `(height, width)` each. `classes` has the class (stuff first, less than 255) of each of the `C` columns.
 
-    Returns
-    -------
-    Prediction
-        with `queries`. Detections are the pairs of a query and a thing of a probability of at least
-        :data:`LEAST_SCORE`, without those that have no pixel: all of at least
-        :data:`seamseg.inference.anonymize.LEAST_SCORE`, and others up to :data:`MOST_DETECTIONS` in total. The class of
-        a pixel is that with the highest sum of class x mask probability over all queries
-
-    Raises
-    ------
-    ValueError
-        if the shapes of the arguments do not match
+    The result has `queries`. Its detections are the pairs of a query and a thing of a probability of at least
+    :data:`LEAST_SCORE`, without those that have no pixel: all of at least
+    :data:`seamseg.inference.anonymize.LEAST_SCORE`, and others up to :data:`MOST_DETECTIONS` in total. The class of a
+    pixel is the one with the highest sum of class x mask probability over all queries. ValueError if shapes do not
+    match.
     """
     count, columns = class_logits.shape
     if mask_logits.shape[:1] != (count,) or classes.shape != (columns - 1,):

@@ -25,22 +25,15 @@ from seamseg.structures import Features, PackedSequence
 def predict_augmented(
     net: PanopticNet | SemanticNet, images: Sequence[Tensor], augmentation: Augmentation, fusion: str = "mean"
 ) -> list[Prediction[Tensor]]:
-    """Run a network on several views of each image and merge the predictions.
+    """Run a network, in evaluation mode, on several views of each image and merge the predictions.
 
     The class of a pixel is the one with the highest mean probability over all views, at full size. Detections of all
     views are mapped back to the image, with their masks, and suppressed by NMS within a class, with the threshold of
-    the network; so scores tend to rise, and more detections pass a score threshold.
+    the network; so scores tend to rise, and more detections pass a score threshold. Views of semantic networks are, as
+    in the original, not smoothed before they are shrunk, and merged by `fusion`, see
+    :func:`seamseg.ops.upsample.upsample_fusion`.
 
-    Parameters
-    ----------
-    net : network in evaluation mode
-    images : `3 x H x W`, float32, on its device
-    augmentation : the views; for semantic networks, as in the original, they are not smoothed before they are shrunk
-    fusion : "mean", "max" or "voting" of a semantic network, see :func:`seamseg.ops.upsample.upsample_fusion`
-
-    Returns
-    -------
-    list of Prediction, one an image, in pixels of the images
+    `images`, `3 x H x W` float32, are on the device of the network. The predictions are in pixels of the images.
     """
     if len({tuple(image.shape) for image in images}) > 1:
         # padding would be a different part of each view

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
@@ -28,45 +28,34 @@ _MADE = ("predictions.jsonl", "predictions.rank0.jsonl", "metadata.bin")
 """Files of a folder that `predict`, `prepare` or `train` has written."""
 
 
-def find_sources(inputs: str | Path | Sequence[str | Path], out: Path | None = None) -> list[Source | Video]:
-    """Find the images of a file, folder (with sub-folders), glob (`**` for any depth), list or video.
+def find_sources(
+    inputs: str | Path | Sequence[str | Path], out: Path | None = None, limit: int | None = None
+) -> list[Source | Video]:
+    """Find the images of one or several files, folders (with sub-folders), globs (`**` for any depth), lists, videos.
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
     of the list or else to the working folder; a line that starts with `#` is a comment. Below a folder or `**`, folders
-    that `predict`, `prepare` or `train` has written are left out, with a line on stderr. Images of a folder or glob are
-    sorted by path, others keep the given order.
+    that `predict`, `prepare` or `train` has written are left out, with a line on stderr; `out`, that of the outputs, is
+    not searched either. Images of a folder or glob are sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
     ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it; names that
     differ in case only get a number. Several inputs are treated as a list of all images that they name. Duplicates are
-    removed.
+    removed. With a `limit` there are as many images, and each video has as many frames.
 
-    A folder that cannot be listed becomes an image that cannot be read, so that it is reported and counted.
-
-    Parameters
-    ----------
-    inputs : one or several
-    out : folder of the outputs, which is not searched if it is below the images
-
-    Raises
-    ------
-    InputError
-        if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be read
+    A folder that cannot be listed becomes an image that cannot be read, so that it is reported and counted. InputError
+    if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be read.
     """
-    if isinstance(inputs, (str, Path)):
-        return _named(*_expand(str(inputs), out))
-    if len(inputs) == 1:
-        return find_sources(inputs[0], out)
-    return _named(*_in_common([address for one in inputs for address in _expand(str(one), out)[0]]))
-
-
-def limited(sources: Sequence[Source | Video], limit: int | None) -> list[Source | Video]:
-    """Return the first `limit` images, and each video with its first `limit` frames; None for no limit."""
+    given = [inputs] if isinstance(inputs, (str, Path)) else inputs
+    found = [_expand(str(one), out) for one in given]
+    addresses, relative = found[0] if len(found) == 1 else _in_common([one for some, _ in found for one in some])
+    problems = [_name_problem(path, address) for address, path in zip(addresses, relative)]
+    usable = [_stand_in(path) if problem else path for path, problem in zip(relative, problems)]
+    sources = [_source(*one) for one in zip(addresses, _unique_names(usable), map(str, usable), problems)]
     if limit is None:
-        return list(sources)
-    photos = [source for source in sources if isinstance(source, Source)]
-    left_out = set(map(id, photos[limit:]))
+        return sources
+    left_out = set(map(id, [source for source in sources if isinstance(source, Source)][limit:]))
     chosen = [source for source in sources if id(source) not in left_out]
     return [replace(source, limit=limit) if isinstance(source, Video) else source for source in chosen]
 
@@ -128,12 +117,6 @@ def _of_glob(pattern: str, out: Path | None) -> Found:
     return _relative_to(root, found)
 
 
-def _named(addresses: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Video]:
-    problems = [_name_problem(path, address) for address, path in zip(addresses, relative)]
-    usable = [_stand_in(path) if problem else path for path, problem in zip(relative, problems)]
-    return [_source(*one) for one in zip(addresses, _unique_names(usable), map(str, usable), problems)]
-
-
 def _name_problem(relative: PurePosixPath, address: str) -> str:
     """Return why an image cannot be read, or its outputs have no name; empty if nothing is."""
     if "\0" in address:
@@ -158,7 +141,12 @@ def _source(address: str, name: str, relative: str, problem: str) -> Source | Vi
         return Video(address, name, relative)
     if not address.lower().endswith(PHOTO_ENDINGS) and os.path.isdir(address):
         # a folder that cannot be listed, or that a list names
-        return Source(Path(address), f"{name}/", f"{relative}/", problem=_why_not_listed(address))
+        try:
+            os.listdir(address)
+            problem = "a folder, not an image"
+        except OSError as error:
+            problem = f"this folder cannot be listed: {error.strerror or error}"
+        return Source(Path(address), f"{name}/", f"{relative}/", problem=problem)
     return Source(Path(address), name, relative)
 
 
@@ -191,38 +179,22 @@ def _in_common(addresses: Sequence[str]) -> Found:
     return list(once.values()), [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
 
 
-def _why_not_listed(folder: str) -> str:
-    """Return why a folder cannot be listed."""
-    try:
-        os.listdir(folder)
-    except OSError as error:
-        return f"this folder cannot be listed: {error.strerror or error}"
-    return "a folder, not an image"
-
-
-def _below(root: Path, out: Path | None) -> Path | None:
-    """Return `out` if it is below `root`; if it were `root` or above it, all images would be skipped."""
-    if out is None or out.resolve() == root.resolve():
-        return None
-    return out if _inside(out, root) else None
-
-
-def _inside(path: Path, folder: Path | None) -> bool:
-    return folder is not None and path.resolve().is_relative_to(folder.resolve())
-
-
 def _left_out(root: Path, out: Path | None) -> Callable[[Path], bool]:
     """Return a function that tells, with a line, whether a folder below `root` holds results instead of images."""
-    skipped = _below(root, out)
+    below, target = root.resolve(), None if out is None else out.resolve()
+    # if it were `root` or above it, all images would be left out
+    own = target if target is not None and target != below and target.is_relative_to(below) else None
 
     @lru_cache(None)
     def left_out(folder: Path) -> bool:
         if folder == root:
             return False
+        if own is not None and folder.resolve().is_relative_to(own):
+            return True
         made = any(os.path.exists(folder / name) for name in _MADE)
-        if made and not _inside(folder, skipped) and is_main_process():
+        if made and is_main_process():
             echo(f"{folder}: left out, it holds results of seamseg; name it to use its images", file=sys.stderr)
-        return made or _inside(folder, skipped)
+        return made
 
     return left_out
 
@@ -250,35 +222,3 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
             names[at] = f"{name}.{next(numbers[name.casefold()])}"
         taken.add(names[at].casefold())
     return names
-
-
-def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
-    """Raise InputError if an output would overwrite one of the images."""
-    photos = {_real(source.path) for source in sources if not source.address}
-    for output in outputs:
-        if _real(output) in photos:
-            raise InputError(f"{output}: this output would overwrite an input image; choose another output folder")
-
-
-def _real(path: Path) -> str:
-    """Resolve links; fast for a million files in few folders."""
-    return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
-
-
-@lru_cache(4096)
-def _real_folder(folder: Path) -> str:
-    return os.path.realpath(folder)
-
-
-def refuse_sharing(sources: Iterable[Source], outputs: Iterable[Sequence[Path]]) -> None:
-    """Raise InputError if two images would be written to one file; `outputs` has the files of each image."""
-    owners: dict[str, Source] = {}
-    for source, paths in zip(sources, outputs):
-        for path in paths:
-            # some file systems ignore case
-            owner = owners.setdefault(str(path).casefold(), source)
-            if owner is not source:
-                raise InputError(
-                    f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
-                    "give them different names or predict each folder into an output folder of its own"
-                )

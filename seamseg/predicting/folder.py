@@ -1,23 +1,28 @@
-"""The folder of the outputs of `predict`, with the manifest of what is done."""
+"""The folder of the outputs of `predict`, with the manifests of what is done."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.predicting.find import TAR_ENDINGS
-from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestFolder
+from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestWriter, differences, parse_line, read_lines
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video
 from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.utils.errors import InputError, SeamsegError, describe_error
-from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_links, refuse_url
+from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_links, refuse_url, replacing
+from seamseg.utils.limits import LINE_BYTES, open_file
 
 LOCK_NAME = ".predictions.lock"
+_MANIFESTS = re.compile(r"predictions(?:\.rank\d+)?\.jsonl")
 
 
 def output_path(out: str) -> Path:
@@ -38,19 +43,13 @@ def output_path(out: str) -> Path:
 
 
 class OutputFolder:
-    """The folder, the formats that write there, and the manifest.
-
-    Parameters
-    ----------
-    out : the folder
-    writers : the formats
-    head : first line of the manifest
-    """
+    """The folder, the formats that write there, and the manifests; `head` is the first line of those of this run."""
 
     def __init__(self, out: Path, writers: Sequence[OutputFormat[Any]], head: Line) -> None:
         self.out = out
         self.writers = writers
-        self.manifest = ManifestFolder(out, head)
+        self.head = head
+        self.manifest = out / MANIFEST
 
     def lock(self) -> AbstractContextManager[None]:
         """Keep other runs out of the folder for a `with` block; InputError if one is in it."""
@@ -61,37 +60,62 @@ class OutputFolder:
             "more processes in one run use torchrun)",
         )
 
-    def begin(self, sources: Sequence[Source | Video], restart: bool) -> dict[str, Done]:
-        """Tidy up and return the images that earlier runs have done; called by the main process alone.
+    def check_names(self, sources: Sequence[Source | Video]) -> None:
+        """Raise InputError if an output would overwrite an input, or two images would have one output."""
+        images = [source for source in sources if isinstance(source, Source)]
+        inputs = {_real(source.path) for source in images if not source.address}
+        for writer in self.writers:
+            owners: dict[str, Source] = {}
+            for source in images:
+                for path in writer.paths(source):
+                    if _real(path) in inputs:
+                        raise InputError(
+                            f"{path}: this output would overwrite an input image; choose another output folder"
+                        )
+                    # some file systems ignore case
+                    owner = owners.setdefault(str(path).casefold(), source)
+                    if owner is not source:
+                        raise InputError(
+                            f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
+                            "give them different names or predict each folder into an output folder of its own"
+                        )
+            video = next((source for source in sources if isinstance(source, Video)), None)
+            if video is not None and len(sources) > 1:
+                # the names of their frames are not known yet, but start with different folders
+                a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
+                if a and a == b:
+                    raise InputError(
+                        f"{video.name}: frames of several videos could share {a[0]}, since this format has no "
+                        "sub-folders; predict each into an output folder of its own"
+                    )
 
-        Parameters
-        ----------
-        sources : images of this run
-        restart : forget earlier results
+    def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> dict[str, Done]:
+        """Merge the manifests of earlier runs and return the images whose outputs exist, by name.
 
-        Raises
-        ------
-        InputError
-            if they are of another model or other settings, or an unknown file would be overwritten
+        For the main process, in the locked folder. With `restart` the manifests are removed instead. InputError if they
+        are of another model or other settings, or a file that no manifest lists would be overwritten.
         """
         # a new folder needs no look-up of a million file names
         used = any(name != LOCK_NAME for name in os.listdir(self.out))
         if used:
             for folder in {path.parent for path in self._planned(sources)}:
                 refuse_links(self.out, folder / "file")
-        if used and not restart and not self.manifest.exists():
+        paths = self._manifests()
+        if restart:
+            _unlink(paths)
+            return {}
+        if used and not paths:
             for path in self._planned(sources):
                 if os.path.exists(path):
                     raise InputError(
                         f"{path}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; choose "
                         "another folder for the outputs, or overwrite it with `restart=True`"
                     )
-        return self.manifest.begin(restart)
-
-    def refuse_links(self, source: Source) -> None:
-        """Raise InputError if an output of an image would be written through a link out of the folder."""
-        for folder in {path.parent for writer in self.writers for path in writer.paths(source)}:
-            refuse_links(self.out, folder / "file")
+        paths = [path for path in paths if self._belongs(path)]
+        if paths and paths != [self.manifest]:
+            self.merge()
+        complete = (line for line in self.lines() if line["status"] == "ok" and self._is_complete(line))
+        return {line["name"]: Done(line["relative"], line["stamp"]) for line in complete}
 
     def _planned(self, sources: Sequence[Source | Video]) -> Iterator[Path]:
         """Iterate over the files that will be written, as far as they are known in advance."""
@@ -100,6 +124,49 @@ class OutputFolder:
             for source in sources:
                 if isinstance(source, Source):
                     yield from writer.paths(source)
+
+    def _manifests(self) -> list[Path]:
+        """Return the manifests in the order in which their lines replace each other: the merged one first."""
+        paths = [path for path in self.out.glob("predictions.*") if _MANIFESTS.fullmatch(path.name)]
+        other = next((path for path in paths if not path.is_file()), None)
+        if other is not None:
+            raise InputError(f"{other}: not a file; remove it, or choose another folder")
+        return sorted(paths, key=lambda path: (path != self.manifest, path.name))
+
+    def _belongs(self, path: Path) -> bool:
+        """Return whether a manifest has lines to keep; InputError if it is of another run."""
+        with open_file(path) as file:
+            first = file.readline(LINE_BYTES)
+        head = parse_line(first)
+        if head is None:
+            if path == self.manifest and first:
+                raise InputError(f"{path}: not a manifest of `seamseg predict`; `restart=True` replaces it")
+            # the process was killed before it had written the first line
+            _unlink([path])
+            return False
+        if found := differences(head, self.head):
+            raise InputError(
+                f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
+                "over with `restart=True`"
+            )
+        return True
+
+    def _is_complete(self, line: Line) -> bool:
+        try:
+            sizes = {output: os.stat(self.out / output).st_size for output in line["outputs"]}
+        except (OSError, ValueError):  # no file can have some names of another hand
+            return False
+        # a power failure can leave an empty file
+        return all(size > 0 or output in line.get("empty", ()) for output, size in sizes.items())
+
+    def open_writer(self, rank: int) -> ManifestWriter:
+        """Begin the manifest of a process."""
+        return ManifestWriter(self.out / f"predictions.rank{rank}.jsonl", self.head)
+
+    def refuse_links(self, source: Source) -> None:
+        """Raise InputError if an output of an image would be written through a link out of the folder."""
+        for folder in {path.parent for writer in self.writers for path in writer.paths(source)}:
+            refuse_links(self.out, folder / "file")
 
     def outputs_of(self, source: Source) -> Line:
         """Return the entries of a line about the planned files of an image, relative to the folder.
@@ -111,19 +178,69 @@ class OutputFolder:
         empty = [name for name, path in zip(names, paths) if path.is_file() and path.stat().st_size == 0]
         return {"outputs": names, "empty": empty} if empty else {"outputs": names}
 
+    def merge(self) -> None:
+        """Merge the manifests of all processes, in the order of the names; the last line of an image counts."""
+        paths = self._manifests()
+        places: dict[str, tuple[int, int]] = {}
+        with ExitStack() as stack:
+            files = [stack.enter_context(open_file(path)) for path in paths]
+            for number, path in enumerate(paths):
+                for offset, line in read_lines(path, files[number]):
+                    places[line["name"]] = number, offset
+            with replacing(self.manifest) as temporary, open(temporary, "wb") as merged:
+                merged.write((json.dumps(self.head, allow_nan=False) + "\n").encode())
+                for name in sorted(places):
+                    number, offset = places[name]
+                    files[number].seek(offset)
+                    merged.write(files[number].readline())
+                merged.flush()
+                os.fsync(merged.fileno())
+        _unlink(path for path in paths if path != self.manifest)
+
+    def lines(self) -> Iterator[Line]:
+        """Iterate over the lines of the merged manifest."""
+        if self.manifest.exists():
+            with open_file(self.manifest) as file:
+                for _, line in read_lines(self.manifest, file):
+                    yield line
+
     def finish(self) -> None:
         """Merge the manifests, and write the files about all images; called by the main process at the end."""
-        self.manifest.merge()
+        self.merge()
         for position, writer in enumerate(self.writers):
             try:
                 with errors_of(writer):
-                    writer.finish(self.manifest.records(position))
+                    writer.finish(partial(self._records, position))
             except OSError as error:
                 raise cannot_write(error.filename or "output", error) from error
             except SeamsegError:
                 raise
             except Exception as error:  # lines of another hand
                 raise InputError(
-                    f"{self.manifest.path}: has a line that no file about all images can be made of "
+                    f"{self.manifest}: has a line that no file about all images can be made of "
                     f"({describe_error(error)}); `restart=True` starts over"
                 ) from error
+
+    def _records(self, position: int) -> Iterator[Any]:
+        """Iterate over the records of the format at a position."""
+        for line in self.lines():
+            if line["status"] == "ok" and (record := line["records"][position]) is not None:
+                yield record
+
+
+def _real(path: Path) -> str:
+    """Resolve links; fast for a million files in few folders."""
+    return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
+
+
+@lru_cache(4096)
+def _real_folder(folder: Path) -> str:
+    return os.path.realpath(folder)
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SeamsegError(f"{path}: cannot be removed: {error.strerror or error}") from error

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
@@ -16,15 +15,15 @@ from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import pixel_count
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.predicting.find import find_sources, limited, refuse_overwriting, refuse_sharing
+from seamseg.predicting.find import find_sources
 from seamseg.predicting.folder import OutputFolder, output_path
 from seamseg.predicting.manifest import Done, Line, ManifestWriter
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.reader import DecodedImage, ImageReader
+from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source
 from seamseg.predicting.video import Video
-from seamseg.predicting.writers import OutputFormat, errors_of
+from seamseg.predicting.writers import errors_of
 from seamseg.utils.distributed import (
     World,
     broadcast_object,
@@ -37,7 +36,7 @@ from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of
 from seamseg.utils.files import refuse_links
 from seamseg.utils.image_memory import is_large
 from seamseg.utils.output import echo
-from seamseg.utils.parallel import BackgroundWriter, check_workers, share_cores
+from seamseg.utils.parallel import BackgroundWriter, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
@@ -73,21 +72,12 @@ def predict_files(
 ) -> RunSummary:
     """Write the outputs of images; joins the processes of torchrun if there are any.
 
-    Parameters
-    ----------
-    options : model, images, folder of the outputs and their formats
-    report : called by the main process at the end
-
-    Raises
-    ------
-    InputError
-        if the model, an input or an option is wrong, or the folder holds something else
-    SeamsegError
-        if an output cannot be written
+    The main process calls `report` at the end. InputError if the model, an input or an option is wrong, or the folder
+    holds something else; SeamsegError if an output cannot be written.
     """
     settings = PredictSettings(options)
     out = output_path(str(options.out))
-    sources = limited(find_sources(options.inputs, out), options.limit)
+    sources = find_sources(options.inputs, out, options.limit)
     # exported networks take arrays, and choose their devices themselves
     with distributed(None if is_exported(settings.path) else options.device) as world:
         predictor = settings.load(world.device or options.device)
@@ -125,31 +115,15 @@ def predict_all(
 ) -> RunSummary:
     """Write the outputs of all images that are not done according to the manifest.
 
-    Memory hardly grows with their number. Images are divided among the processes, which must all call this function.
-    An image that cannot be read, computed or written is reported on stderr and skipped; the next run tries it again.
+    Memory hardly grows with their number. Images are divided among the processes of `world`, which all call this
+    function with the same `sources`. An image that cannot be read, computed or written is reported on stderr and
+    skipped; the next run tries it again.
 
-    Parameters
-    ----------
-    predictor : predictor on the device of this process
-    sources : all images, the same list in every process
-    folder : folder of the outputs, with their formats and manifest; see
-        :meth:`seamseg.predicting.settings.PredictSettings.open_folder`
-    world : the processes
-    batch_size : images of equal network size that the network processes together
-    workers : threads that decode; with 0 or 1 this one does, and none ahead
-    restart : process all images again
-
-    Raises
-    ------
-    InputError
-        if an output would overwrite an image or belong to two images, or the manifest is of another run
-    SeamsegError
-        if the disk is full, or a device is lost
+    `batch_size` images of equal network size are computed together; `workers` threads decode, with 0 or 1 this one
+    does, and none ahead; `restart` processes all images again. InputError if an output would overwrite an image or
+    belong to two images, or the manifest is of another run; SeamsegError if the disk is full, or a device is lost.
     """
-    if batch_size < 1:
-        raise InputError(f"`batch_size={batch_size}`: must be at least 1")
-    check_workers(workers)
-    _check_names(sources, folder.writers)
+    folder.check_names(sources)
     # processes work independently for hours, and some longer than others
     group = long_timeout_group(world)
     with ExitStack() as locked:
@@ -158,10 +132,10 @@ def predict_all(
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
         reader = ImageReader(sources, prepare, earlier, world.rank, world.size)
         # closed after an error, too, so that this thread gives back the turn of a large image
-        images: Iterator[DecodedImage] = locked.enter_context(closing(reader.read(workers)))
+        images: Iterator[DecodedImage | UnreadableSource] = locked.enter_context(closing(reader.read(workers)))
         if world.is_main:
             images = progress(images, None if reader.videos else len(reader.images), "predict")
-        loop = _PredictionLoop(predictor, folder, folder.manifest.open_writer(world.rank))
+        loop = _PredictionLoop(predictor, folder, folder.open_writer(world.rank))
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             try:
                 loop.run(images, batch_size, threads, begin)
@@ -197,29 +171,6 @@ def _begin(
     return broadcast_object(world, found, group)
 
 
-def _check_names(sources: Sequence[Source | Video], writers: Sequence[OutputFormat[Any]]) -> None:
-    photos = [s for s in sources if isinstance(s, Source)]
-    videos = [s for s in sources if isinstance(s, Video)]
-    for writer in writers:
-        # not all paths at once: for a million images they take gigabytes
-        refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
-        refuse_sharing(photos, map(writer.paths, photos))
-        if videos and len(sources) > 1:
-            # the names of their images are not known yet, but start with different folders
-            a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
-            if a and a == b:
-                raise InputError(
-                    f"{videos[0].name}: frames of several videos could share {a[0]}, since this format has no "
-                    "sub-folders; predict each into an output folder of its own"
-                )
-
-
-class _Photo(NamedTuple):
-    source: Source
-    stamp: str
-    image: PreparedImage
-
-
 class _PredictionLoop:
     """Processes the images of one process."""
 
@@ -232,15 +183,12 @@ class _PredictionLoop:
 
     def run(
         self,
-        images: Iterator[DecodedImage],
+        images: Iterator[DecodedImage | UnreadableSource],
         batch_size: int,
         threads: int = 1,
         begin: Callable[[], object] | None = None,
     ) -> None:
-        """Process all images.
-
-        `threads` and `begin` are as of :meth:`Predictor.images_at_a_time`: more than one run the network and write.
-        """
+        """Process all images; `threads` and `begin` as of :meth:`Predictor.images_at_a_time`."""
         background = BackgroundWriter(threads if threads > 1 else None, begin=begin)
         try:
             for batch in equal_size_batches(
@@ -250,29 +198,29 @@ class _PredictionLoop:
                 lambda p: p.image.nbytes,
                 tiling=self.predictor.tiling,
             ):
-                large = any(_is_large(photo.image) for photo in batch)
+                large = any(_is_large(item.image) for item in batch)
                 if threads > 1 and not large:
                     background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
                     continue
-                for photo, prediction, seconds in self._run_network(batch):
+                for item, prediction, seconds in self._run_network(batch):
                     if large:
                         # before the next is decoded
-                        self._write(photo, prediction, seconds)
+                        self._write(item, prediction, seconds)
                     else:
-                        background.submit(self._write, photo, prediction, seconds, size=_memory(photo))
+                        background.submit(self._write, item, prediction, seconds, size=_memory(item))
         except BaseException:
             background.abandon()
             raise
         background.finish()
 
-    def _readable(self, images: Iterator[DecodedImage]) -> Iterator[_Photo]:
-        for source, stamp, image in images:
-            if isinstance(image, str):
-                self._skip(source, image)
-            else:
-                if image.several_frames:
-                    self.several_frames.add(source.name)
-                yield _Photo(source, stamp, image)
+    def _readable(self, images: Iterator[DecodedImage | UnreadableSource]) -> Iterator[DecodedImage]:
+        for one in images:
+            if isinstance(one, UnreadableSource):
+                self._skip(*one)
+                continue
+            if one.image.several_frames:
+                self.several_frames.add(one.source.name)
+            yield one
 
     def _skip(self, source: Source, reason: str) -> None:
         self._remove_outputs(source)  # of an earlier run, whose image was another
@@ -280,43 +228,43 @@ class _PredictionLoop:
         echo(f"skipped {reason}", file=sys.stderr, flush=True)
         self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
 
-    def _run_network(self, batch: Sequence[_Photo]) -> list[tuple[_Photo, ArrayPrediction, float]]:
+    def _run_network(self, batch: Sequence[DecodedImage]) -> list[tuple[DecodedImage, ArrayPrediction, float]]:
         """Return the images with their predictions and the seconds for each; without those for which it fails."""
         start = time.perf_counter()
         try:
-            predictions = self.predictor.raw([photo.image.pixels for photo in batch])
+            predictions = self.predictor.raw([item.image.pixels for item in batch])
         except Exception as error:
             if len(batch) == 1 or not is_of_item(error):
                 self._fail(batch, "the network fails", error)
                 return []
         else:
             seconds = (time.perf_counter() - start) / len(batch)
-            return [(photo, prediction, seconds) for photo, prediction in zip(batch, predictions)]
+            return [(item, prediction, seconds) for item, prediction in zip(batch, predictions)]
         # after the handler: the error keeps tensors of the network alive
-        return [one for photo in batch for one in self._run_network([photo])]
+        return [one for item in batch for one in self._run_network([item])]
 
-    def _run_and_write(self, batch: Sequence[_Photo]) -> None:
-        for photo, prediction, seconds in self._run_network(batch):
-            self._write(photo, prediction, seconds)
+    def _run_and_write(self, batch: Sequence[DecodedImage]) -> None:
+        for item, prediction, seconds in self._run_network(batch):
+            self._write(item, prediction, seconds)
 
-    def _write(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
+    def _write(self, item: DecodedImage, prediction: ArrayPrediction, seconds: float) -> None:
         try:
-            self._write_outputs(photo, prediction, seconds)
+            self._write_outputs(item, prediction, seconds)
         except Exception as error:
-            self._remove_outputs(photo.source)
-            self._fail([photo], "its outputs cannot be made", error)
+            self._remove_outputs(item.source)
+            self._fail([item], "its outputs cannot be made", error)
         finally:
-            photo.image.rgb = None  # the loop keeps the image until it has the next
-            return_memory(photo.image.size[0] * photo.image.size[1])
+            item.image.rgb = None  # the loop keeps the image until it has the next
+            return_memory(item.image.size[0] * item.image.size[1])
 
     def _remove_outputs(self, source: Source) -> None:
         for path in (path for writer in self.folder.writers for path in writer.paths(source)):
             with suppress(OSError, InputError, ValueError):  # such as a name with a NUL character
                 refuse_links(self.folder.out, path).unlink()
 
-    def _fail(self, batch: Sequence[_Photo], what: str, error: Exception) -> None:
+    def _fail(self, batch: Sequence[DecodedImage], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
-        names = ", ".join(str(photo.source) for photo in batch)
+        names = ", ".join(str(item.source) for item in batch)
         reason = at_fault(error) or (
             str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
         )
@@ -324,9 +272,9 @@ class _PredictionLoop:
             raise SeamsegError(f"{names}: {reason}") from error
         self._skip(batch[0].source, f"{names}: {reason}")
 
-    def _write_outputs(self, photo: _Photo, prediction: ArrayPrediction, seconds: float) -> None:
+    def _write_outputs(self, item: DecodedImage, prediction: ArrayPrediction, seconds: float) -> None:
         start = time.perf_counter()
-        source, stamp, image = photo
+        source, stamp, image = item
         prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
         prediction = prediction.on_cpu()  # formats may keep it
@@ -351,10 +299,10 @@ class _PredictionLoop:
             self.found = True
 
 
-def _memory(photo: _Photo) -> int:
+def _memory(item: DecodedImage) -> int:
     """Return the bytes of an image until its outputs are written."""
-    height, width = photo.image.size
-    return photo.image.nbytes + height * width * _FUSED_BYTES
+    height, width = item.image.size
+    return item.image.nbytes + height * width * _FUSED_BYTES
 
 
 def _is_large(image: PreparedImage) -> bool:

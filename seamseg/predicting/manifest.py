@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import cannot_write, replacing
-from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import cannot_write
+from seamseg.utils.limits import LINE_BYTES, parse_json
 
 MANIFEST = "predictions.jsonl"
-_NAME = re.compile(r"predictions(?:\.rank\d+)?\.jsonl")
 _FORMAT = 1
 _SYNC_SECONDS = 2.0
 """Time between two fsyncs: the work that a power failure may cost; a kill costs nothing."""
@@ -63,11 +60,9 @@ def differences(old: Line, new: Line) -> list[str]:
 
 
 class ManifestWriter:
-    """Appends lines to the file of a process; safe to use from several threads.
+    """Appends lines to the file of a process; several threads may use it.
 
-    Attributes
-    ----------
-    names : names of the images with a line by this writer; True for those that are done
+    `names` has the images with a line by this writer; True for those that are done.
     """
 
     def __init__(self, path: Path, head: Line) -> None:
@@ -84,13 +79,7 @@ class ManifestWriter:
         self._append(head)
 
     def add(self, line: Line) -> None:
-        """Append a line with at least `name` and `status`.
-
-        Raises
-        ------
-        SeamsegError
-            if it cannot be written
-        """
+        """Append a line with at least `name` and `status`; SeamsegError if it cannot be written."""
         with self._lock:
             self._append(line)
             self.names[line["name"]] = line["status"] == "ok"
@@ -122,139 +111,11 @@ class ManifestWriter:
             os.close(self._file)
 
 
-class ManifestFolder:
-    """The manifests in the folder of the outputs, as the main process handles them.
-
-    Parameters
-    ----------
-    out : folder of the outputs
-    head : first line of the manifests of this run, see :func:`header`
-    """
-
-    def __init__(self, out: Path, head: Line) -> None:
-        self.out = out
-        self.head = head
-        self.path = out / MANIFEST
-
-    def rank_path(self, rank: int) -> Path:
-        """Return the file of a process."""
-        return self.out / f"predictions.rank{rank}.jsonl"
-
-    def open_writer(self, rank: int) -> ManifestWriter:
-        """Begin the file of a process."""
-        return ManifestWriter(self.rank_path(rank), self.head)
-
-    def exists(self) -> bool:
-        """Return whether there is a manifest."""
-        return bool(self._found())
-
-    def begin(self, restart: bool = False) -> dict[str, Done]:
-        """Merge the files of earlier runs.
-
-        Parameters
-        ----------
-        restart : remove them instead
-
-        Returns
-        -------
-        done : images whose outputs exist, by name
-
-        Raises
-        ------
-        InputError
-            if they are of another model or other settings
-        SeamsegError
-            if they cannot be read or written
-        """
-        paths = self._found()
-        if restart:
-            for path in paths:
-                _unlink(path)
-            return {}
-        paths = [path for path in paths if self._belongs(path)]
-        if paths and paths != [self.path]:
-            self.merge()
-        complete = (line for line in self.lines() if line["status"] == "ok" and self._is_complete(line))
-        return {line["name"]: Done(line["relative"], line["stamp"]) for line in complete}
-
-    def merge(self) -> None:
-        """Merge the files of all processes, in the order of the names; the last line of an image counts."""
-        paths = self._found()
-        places: dict[str, tuple[int, int]] = {}
-        with ExitStack() as stack:
-            files = [stack.enter_context(open_file(path)) for path in paths]
-            for number, path in enumerate(paths):
-                for offset, line in _read(path, files[number]):
-                    places[line["name"]] = number, offset
-            with replacing(self.path) as temporary, open(temporary, "wb") as merged:
-                merged.write((json.dumps(self.head, allow_nan=False) + "\n").encode())
-                for name in sorted(places):
-                    number, offset = places[name]
-                    files[number].seek(offset)
-                    merged.write(files[number].readline())
-                merged.flush()
-                os.fsync(merged.fileno())
-        for path in paths:
-            if path != self.path:
-                _unlink(path)
-
-    def lines(self) -> Iterator[Line]:
-        """Iterate over the lines of the merged file."""
-        if self.path.exists():
-            with open_file(self.path) as file:
-                for _, line in _read(self.path, file):
-                    yield line
-
-    def records(self, position: int) -> Callable[[], Iterator[Any]]:
-        """Return an iterator factory over the records of the format at a position, see `writers.base.Records`."""
-
-        def read() -> Iterator[Any]:
-            for line in self.lines():
-                if line["status"] == "ok" and (record := line["records"][position]) is not None:
-                    yield record
-
-        return read
-
-    def _found(self) -> list[Path]:
-        """Return existing files in the order in which their lines replace each other: the merged file first."""
-        paths = [path for path in self.out.glob("predictions.*") if _NAME.fullmatch(path.name)]
-        other = next((path for path in paths if not path.is_file()), None)
-        if other is not None:
-            raise InputError(f"{other}: not a file; remove it, or choose another folder")
-        return sorted(paths, key=lambda path: (path != self.path, path.name))
-
-    def _belongs(self, path: Path) -> bool:
-        """Return whether a file has lines to keep; InputError if it is of another run."""
-        with open_file(path) as file:
-            first = file.readline(LINE_BYTES)
-        head = _parsed(first)
-        if head is None:
-            if path.name == MANIFEST and first:
-                raise InputError(f"{path}: not a manifest of `seamseg predict`; `restart=True` replaces it")
-            # the process was killed before it had written the first line
-            _unlink(path)
-            return False
-        if found := differences(head, self.head):
-            raise InputError(
-                f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
-                "over with `restart=True`"
-            )
-        return True
-
-    def _is_complete(self, line: Line) -> bool:
-        try:
-            sizes = {output: os.stat(self.out / output).st_size for output in line["outputs"]}
-        except (OSError, ValueError):  # no file can have some names of another hand
-            return False
-        # a power failure can leave an empty file
-        return all(size > 0 or output in line.get("empty", ()) for output, size in sizes.items())
-
-
-def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
+def read_lines(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
     """Iterate over offset and content of each line after the first, without a torn last one."""
     offset = len(file.readline(LINE_BYTES))
     while data := file.readline(LINE_BYTES):
-        line = _parsed(data)
+        line = parse_line(data)
         if line is None or not _is_whole(line):
             if not data.endswith(b"\n") and len(data) < LINE_BYTES:
                 return
@@ -275,8 +136,8 @@ def _is_whole(line: Line) -> bool:
     )
 
 
-def _parsed(data: bytes) -> Line | None:
-    """Parse a line of a manifest; None if it is torn or not a line of a manifest."""
+def parse_line(data: bytes) -> Line | None:
+    """Parse a line of a manifest; None if it is torn or no line of a manifest."""
     if not data.endswith(b"\n"):
         return None
     try:
@@ -284,10 +145,3 @@ def _parsed(data: bytes) -> Line | None:
     except ValueError:
         return None
     return content if isinstance(content, dict) else None
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise SeamsegError(f"{path}: cannot be removed: {error.strerror or error}") from error

@@ -20,13 +20,7 @@ _hiding, _run = partial(option, group="anonymisation"), partial(option, group="r
 
 @dataclass(frozen=True)
 class PredictOptions(InferenceOptions):
-    """Options of :func:`seamseg.predict`.
-
-    Raises
-    ------
-    InputError
-        if an option is out of range
-    """
+    """Options of :func:`seamseg.predict`; InputError if one is out of range."""
 
     model: str | Path = option(MODEL)
     inputs: str | Path | Sequence[str | Path] = option(
@@ -65,11 +59,18 @@ class PredictOptions(InferenceOptions):
 
     def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
         super().__post_init__(components)
-        from seamseg.utils.parallel import check_workers
-
         for name in ("limit", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"`{name}={value}`: must be at least 1")
         if self.workers is not None:
+            from seamseg.utils.parallel import check_workers  # not for --help
+
             check_workers(self.workers)
+        if self.style not in (None, "blur", "pixels"):
+            raise InputError(f"`style={self.style}`: choose one of blur, pixels")
+        if self.least_score is not None and not 0 <= self.least_score <= 1:
+            raise InputError(f"`least_score` must be between 0 and 1, not {self.least_score}")
+        for name in ("style", "least_score"):
+            if self.hide is None and getattr(self, name) is not None:
+                raise InputError(f"`{name}` has no effect without `hide`")

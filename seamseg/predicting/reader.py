@@ -24,25 +24,26 @@ READ_AHEAD_BYTES = 512 << 20
 
 
 class DecodedImage(NamedTuple):
-    """An image, the stamp of its file, and its prepared image, or the reason why it cannot be decoded."""
+    """An image, the stamp of its file, and what is prepared of it."""
 
     source: Source
     stamp: str
-    image: PreparedImage | str
+    image: PreparedImage
+
+
+class UnreadableSource(NamedTuple):
+    """An image that cannot be decoded, and why."""
+
+    source: Source
+    reason: str
 
 
 class ImageReader:
     """Decodes the images of one process in threads: Pillow and PyAV release the GIL.
 
-    Single images are assigned to the processes in turn. If there are enough videos for all processes, each reads whole
-    ones; otherwise each goes through every video and converts its part of the frames.
-
-    Parameters
-    ----------
-    sources : all, the same list in every process
-    prepare : makes network inputs of decoded images
-    done : images that earlier runs have done, the same in every process
-    rank, size : rank of this process, and number of processes
+    Each process has the same `sources` and `done` (what earlier runs have done). Single images are assigned to the
+    processes in turn. If there are enough videos for all processes, each reads whole ones; otherwise each goes through
+    every video and converts its part of the frames.
     """
 
     def __init__(
@@ -53,15 +54,15 @@ class ImageReader:
         rank: int = 0,
         size: int = 1,
     ) -> None:
-        images = [s for s in sources if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
+        self.done = done
+        images = [s for s in sources if isinstance(s, Source) and not self._is_done(s)]
         self.images = images[rank::size]
         self.videos = [s for s in sources if isinstance(s, Video)]
         self.prepare = prepare
-        self.done = done
         self.rank = rank
         self.size = size
 
-    def read(self, workers: int) -> Generator[DecodedImage, None, None]:
+    def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
         """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.
 
         Large images are decoded in this thread, after all images before them; memory does not grow with the threads.
@@ -76,7 +77,7 @@ class ImageReader:
                 lambda one: self._decode(*one),
                 items,
                 workers,
-                lambda one: one.image.nbytes if isinstance(one.image, PreparedImage) else 0,
+                lambda one: one.image.nbytes if isinstance(one, DecodedImage) else 0,
                 READ_AHEAD_BYTES,
             )
 
@@ -88,14 +89,18 @@ class ImageReader:
             if whole and number % self.size != self.rank:
                 continue
             stamp = video.stamp()
-            for position, item in enumerate(self._missing(video, stamp), 1):
+            missing = (item for item in video.items() if not self._is_done(item.source, stamp))
+            for position, item in enumerate(missing, 1):
                 if whole or position % self.size == self.rank:
                     yield stamp, item
 
-    def _missing(self, video: Video, stamp: str) -> Iterator[Source | VideoFrame]:
-        return (item for item in video.items() if not _is_done(item.source, lambda: stamp, self.done))
+    def _is_done(self, source: Source, stamp: str | None = None) -> bool:
+        known = self.done.get(source.name)
+        if known is None or known.relative != source.relative:
+            return False
+        return known.stamp == (source.stamp() if stamp is None else stamp)
 
-    def _decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage:
+    def _decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage | UnreadableSource:
         source = item.source
         try:
             with keep_turn():
@@ -103,21 +108,16 @@ class ImageReader:
             return_memory(image.size[0] * image.size[1])
             return DecodedImage(source, stamp, image)
         except UnreadableImage as error:  # its text names the image
-            return DecodedImage(source, stamp, str(error))
+            return UnreadableSource(source, str(error))
         except InputError as error:
-            return DecodedImage(source, stamp, f"{source}: {error}")
+            return UnreadableSource(source, f"{source}: {error}")
         except Exception as error:  # one image, for which the memory may not suffice, must not end the run
-            return DecodedImage(source, stamp, f"{source}: cannot be decoded: {describe_error(error)}")
+            return UnreadableSource(source, f"{source}: cannot be decoded: {describe_error(error)}")
 
 
 def _is_large(item: Source | VideoFrame) -> bool:
-    """Return whether an image is one of those that are decoded one at a time, by its header."""
+    """Return whether an image is decoded alone, by its header."""
     if isinstance(item, Source) and not item.address and not item.problem:
         with suppress(InputError, MemoryError):  # reported when its turn comes
             return is_large(pixel_count(item.path))
     return False
-
-
-def _is_done(source: Source, stamp: Callable[[], str], done: Mapping[str, Done]) -> bool:
-    known = done.get(source.name)
-    return known is not None and known.relative == source.relative and known.stamp == stamp()

@@ -14,15 +14,11 @@ from seamseg.utils.errors import UnreadableImage
 
 @dataclass(frozen=True)
 class Source:
-    """An image.
+    """An image: the path of its file, and the name of its outputs, with `/` between folders and without an ending.
 
-    Attributes
-    ----------
-    path : path of the file
-    name : name of its outputs, with `/` between folders and without an ending
-    relative : path relative to the input folder
-    address : text that names an image that is not a file of its own, such as a frame of a video
-    problem : why it certainly cannot be read: a folder without permission, the place where a video breaks off
+    `relative` is the path relative to the input folder. `address` names an image that is not a file of its own, such as
+    a frame of a video; `problem` is why it certainly cannot be read: a folder without permission, the place where a
+    video breaks off.
     """
 
     path: Path

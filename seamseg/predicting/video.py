@@ -28,18 +28,12 @@ _ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
 
 
 def is_video(address: str) -> bool:
-    """Return whether a path is that of a video, by its ending."""
+    """Return whether a path is of a video, by its ending."""
     return address.lower().endswith(VIDEO_ENDINGS)
 
 
 def require_decoder(address: str) -> Any:
-    """Return the library that decodes videos.
-
-    Raises
-    ------
-    InputError
-        if it is not installed, or too old
-    """
+    """Return the library that decodes videos; InputError if it is not installed, or too old."""
     try:
         import av
     except ModuleNotFoundError as error:
@@ -77,12 +71,8 @@ class VideoFrame:
 class Video:
     """A video. Its frames are named `<video>/frame_000000` and so on, in display order.
 
-    Attributes
-    ----------
-    address : path
-    name : first part of the names of its frames
-    relative : path relative to the input folder
-    limit : most frames; None for all
+    `address` is its path, `name` the first part of the names of its frames, `relative` the path relative to the input
+    folder, and `limit` the most frames, None for all.
     """
 
     address: str

@@ -25,16 +25,14 @@ from seamseg.maps.folder import ReadMap
 from seamseg.maps.images import open_image
 from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.maps.toy_city import generate_toy_city
-from seamseg.predicting.find import find_sources
-from seamseg.predicting.job import predict_all
+from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.job import predict_files
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.settings import PredictSettings
 from seamseg.testing.layers import check_layers
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.options import TrainingOptions
 from seamseg.training.run import run_training
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.progress import is_quiet, set_quiet
 
@@ -283,13 +281,10 @@ class _Check:
         none = () if "general.kind=semantic" in self.overrides else (_NO_DETECTIONS,)
         for out, path, more in (("out", self.image, ()), ("none", odd, none)):
             target, overrides = self.work / "files" / out, (*self.overrides, *more)
-            settings = PredictSettings(
-                PredictOptions(self.work / "straight", path, target, formats, overrides=overrides)
+            predict_files(
+                PredictOptions(self.work / "straight", path, target, formats, "cpu", overrides=overrides, workers=0)
             )
-            predictor, sources = settings.load("cpu"), find_sources([str(path)])
-            folder = settings.open_folder(target, predictor, sources)
-            predict_all(predictor, sources, folder, World(device=predictor.network.device))
-            (line,) = folder.manifest.lines()
+            (line,) = OutputFolder(target, [], {}).lines()
             assert line["status"] == "ok", f"predict: {line.get('reason')}"
         stem = self.image.stem
         found = [path for path in (self.work / "files" / "out").rglob(f"{stem}*") if path.stat().st_size]

@@ -26,7 +26,7 @@ from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.prepare.export import export_dataset
-from seamseg.predicting.find import refuse_sharing
+from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import make_writers
 from seamseg.utils.distributed import World
@@ -220,4 +220,4 @@ def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
         (writer,) = make_writers([name], tmp_path, CLASSES)
         refused = pytest.raises(InputError, match=r"x/a\.png and y/a\.png would both be written to")
         with refused if shared else nullcontext():
-            refuse_sharing(sources, [writer.paths(source) for source in sources])
+            OutputFolder(tmp_path, [writer], {}).check_names(sources)

@@ -12,8 +12,9 @@ from support.micro import narrow_body
 
 from seamseg.predicting import manifest
 from seamseg.predicting.find import find_sources
+from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.job import predict_all
-from seamseg.predicting.manifest import MANIFEST, ManifestFolder, ManifestWriter, differences, header
+from seamseg.predicting.manifest import MANIFEST, ManifestWriter, differences, header
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.distributed import World
@@ -33,8 +34,12 @@ def outputs(out, count):
         (out / f"{number}.png").write_bytes(b"x")
 
 
+def rank_path(folder, rank):
+    return folder.out / f"predictions.rank{rank}.jsonl"
+
+
 def write(folder, rank, lines):
-    writer = ManifestWriter(folder.rank_path(rank), folder.head)
+    writer = folder.open_writer(rank)
     for one in lines:
         writer.add(one)
     writer.close()
@@ -46,26 +51,26 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     out = tmp_path_factory.mktemp("out")
     count = data.draw(st.integers(1, 8))
     outputs(out, count)
-    folder = ManifestFolder(out, HEAD)
+    folder = OutputFolder(out, [], HEAD)
     everything = [line(n) for n in range(count)]
     for _ in range(data.draw(st.integers(0, 4))):
-        before = folder.begin()
+        before = folder.begin([])
         rest = [one for one in everything if one["name"] not in before]
         size = data.draw(st.integers(1, 3))
         for rank in range(size):
             write(folder, rank, rest[rank::size])
-            content = folder.rank_path(rank).read_bytes()
-            folder.rank_path(rank).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+            content = rank_path(folder, rank).read_bytes()
+            rank_path(folder, rank).write_bytes(content[: data.draw(st.integers(0, len(content)))])
         if data.draw(st.booleans()):
             # killed between the merged file and the removal of its parts
             kept = {path: path.read_bytes() for path in out.glob("predictions.rank*") if path.stat().st_size}
-            after = folder.begin()
+            after = folder.begin([])
             for path, content in kept.items():
                 if content.startswith(b"{") and b"\n" in content:
                     path.write_bytes(content)
-            assert folder.begin() == after
-        assert before.items() <= folder.begin().items()
-    done = folder.begin()
+            assert folder.begin([]) == after
+        assert before.items() <= folder.begin([]).items()
+    done = folder.begin([])
     write(folder, 0, [one for one in everything if one["name"] not in done])
     folder.merge()
     assert list(folder.lines()) == everything
@@ -73,19 +78,19 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
 
 def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
     outputs(tmp_path, 4)
-    folder = ManifestFolder(tmp_path, HEAD)
+    folder = OutputFolder(tmp_path, [], HEAD)
     write(folder, 0, [line(0), line(1), line(2), line(3, "unreadable")])
     folder.merge()
     (tmp_path / "0.png").unlink()
     (tmp_path / "2.png").write_bytes(b"")
-    assert list(folder.begin()) == [line(1)["name"]]
+    assert list(folder.begin([])) == [line(1)["name"]]
     write(folder, 3, [line(3)])
     folder.merge()
     assert [one["status"] for one in folder.lines()] == ["ok"] * 4
 
 
 def test_another_model_or_other_settings_are_refused(tmp_path):
-    folder = ManifestFolder(tmp_path, HEAD)
+    folder = OutputFolder(tmp_path, [], HEAD)
     write(folder, 0, [line(0)])
     folder.merge()
     for other, message in (
@@ -95,35 +100,35 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
         (header("other.zip", "cd34", {"format": "coco"}), r"the model model\.zip \(now other\.zip\)"),
     ):
         with pytest.raises(InputError, match=message + ".*start over with `restart=True`"):
-            ManifestFolder(tmp_path, other).begin()
+            OutputFolder(tmp_path, [], other).begin([])
         assert (tmp_path / MANIFEST).exists()
     # the same file under another name is the same model
     assert not differences(HEAD, header("copy.zip", "ab12", {"format": "coco"}))
-    other = ManifestFolder(tmp_path, header("other.zip", "cd34", {}))
-    assert other.begin(restart=True) == {}
+    other = OutputFolder(tmp_path, [], header("other.zip", "cd34", {}))
+    assert other.begin([], restart=True) == {}
     assert not (tmp_path / MANIFEST).exists()
     # an unknown one is not changed
     (tmp_path / MANIFEST).write_text("my own notes\n")
     with pytest.raises(InputError, match="not a manifest"):
-        ManifestFolder(tmp_path, HEAD).begin()
+        OutputFolder(tmp_path, [], HEAD).begin([])
     assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
 
 
 def test_damaged_lines_are_errors(tmp_path):
-    folder = ManifestFolder(tmp_path, HEAD)
+    folder = OutputFolder(tmp_path, [], HEAD)
     write(folder, 0, [line(0)])
-    path = folder.rank_path(0)
+    path = rank_path(folder, 0)
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second[:9] + b"\n" + second)
     with pytest.raises(InputError, match=f"damaged at byte {len(first)}"):
-        folder.begin()
+        folder.begin([])
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkeypatch):
-    folder = ManifestFolder(tmp_path, HEAD)
-    writer = ManifestWriter(folder.rank_path(0), HEAD)
+    folder = OutputFolder(tmp_path, [], HEAD)
+    writer = ManifestWriter(rank_path(folder, 0), HEAD)
     writer.add(line(0))
-    size = folder.rank_path(0).stat().st_size
+    size = rank_path(folder, 0).stat().st_size
     write_ = os.write
 
     def full(file, data):
@@ -134,12 +139,12 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkey
     monkeypatch.setattr(manifest.os, "write", full)
     with pytest.raises(SeamsegError, match=r"rank0\.jsonl: cannot be written: No space left"):
         writer.add(line(1))
-    assert folder.rank_path(0).stat().st_size == size
+    assert rank_path(folder, 0).stat().st_size == size
     assert list(writer.names) == [line(0)["name"]]
     monkeypatch.undo()
     writer.add(line(1))
     writer.close()
-    assert [json.loads(x)["status"] for x in folder.rank_path(0).read_bytes().splitlines()[1:]] == ["ok", "ok"]
+    assert [json.loads(x)["status"] for x in rank_path(folder, 0).read_bytes().splitlines()[1:]] == ["ok", "ok"]
 
 
 WRONG = [
@@ -191,7 +196,7 @@ def places(value, path=()):
 def test_a_manifest_of_another_hand_is_used_or_refused(predicted, data):
     """A mutated line ends in no other error; those of the network and of the disk are far from here."""
     folder, sources = predicted
-    path = folder.manifest.path
+    path = folder.manifest
     before = path.read_bytes()
     lines = [json.loads(one) for one in before.splitlines()]
     at = data.draw(st.integers(0, len(lines) - 1))

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from seamseg.predicting import job
-from seamseg.predicting.find import find_sources, refuse_overwriting
+from seamseg.predicting.find import find_sources
+from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.source import Source
 from seamseg.utils.errors import InputError, UnreadableImage
 
@@ -106,17 +106,22 @@ def test_missing_inputs(tmp_path, inputs, message):
 
 def test_photos_are_not_overwritten(tree):
     sources = find_sources(tree)
-    refuse_overwriting(sources, [Path("elsewhere/a.jpg")])
+    elsewhere, above = (
+        SimpleNamespace(paths=lambda source, out=out: [out / source.relative])
+        for out in (Path("elsewhere"), tree / "sub" / "..")
+    )
+    OutputFolder(tree, [elsewhere], {}).check_names(sources)
     with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input image"):
-        refuse_overwriting(sources, [tree / "sub" / ".." / "a.jpg"])
+        OutputFolder(tree, [above], {}).check_names(sources)
 
 
 def test_equal_names_are_refused():
     sources = [Source(Path(f"in/{number}.jpg"), str(number), f"{number}.jpg") for number in (0, 1, 0)]
     writer = SimpleNamespace(paths=lambda source: [Path("out") / f"{source.name}.jpg"])
-    job._check_names(sources[:2], [writer])
+    folder = OutputFolder(Path("out"), [writer], {})
+    folder.check_names(sources[:2])
     with pytest.raises(InputError, match="would both be written"):
-        job._check_names(sources, [writer])
+        folder.check_names(sources)
 
 
 def test_several_inputs(tree):

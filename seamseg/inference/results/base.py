@@ -285,7 +285,7 @@ class ImageResult(ABC):
 def supervision_detections(
     objects: Sequence[LabelledObject], size: tuple[int, int], has_masks: bool
 ) -> supervision.Detections:
-    """Return `supervision.Detections` of the objects of an image of `(height, width)`; InputError if not installed."""
+    """Return `supervision.Detections` of objects of an image of `(height, width)`."""
     library = import_library("supervision", "pip install 'seamseg[supervision]'")
     masks = np.array([one.mask for one in objects], bool).reshape(-1, *size) if has_masks else None
     found: supervision.Detections = library.Detections(

@@ -70,25 +70,16 @@ def merge_detections(
     overlap: int,
     nms_threshold: float,
 ) -> TileDetections:
-    """Merge detections so that every object occurs once, and whole.
+    """Merge detections so that every object occurs once, and whole: by ascending class, then by descending score.
 
     An object smaller than the overlap is whole in some tile. So a box that an inner edge cuts is dropped if another
     tile has room for it with a margin. Objects too large for the overlap come from the coarse view, and pieces of them
     are dropped. Pieces of objects that the coarse view misses, or that are too thin for it, are joined. Finally boxes
     of a class suppress each other as within an image.
 
-    Parameters
-    ----------
-    parts : each tile of the image with its detections, in pixels of the image
-    coarse : detections on the whole image at a smaller scale, in pixels of the image
-    grain : width of a pixel of that view in pixels of the image
-    overlap : minimum overlap of neighbouring tiles
-    nms_threshold : minimum IoU of two boxes of a class of which only the one with the higher score is kept
-
-    Returns
-    -------
-    TileDetections
-        by ascending class, then by descending score
+    All detections are in pixels of the image: those of each tile, and `coarse` ones of the whole image at a smaller
+    scale, one of whose pixels is `grain` wide. `overlap` is the minimum of neighbouring tiles; of two boxes of a class
+    with an IoU of `nms_threshold` only the one with the higher score is kept.
     """
     rows = _spans_of([tile.row for tile, _ in parts], [tile.y for tile, _ in parts])
     columns = _spans_of([tile.column for tile, _ in parts], [tile.x for tile, _ in parts])

@@ -33,18 +33,10 @@ def predict_in_tiles(
     additional view of the whole image, shrunk to the pixels of a tile. Only the pixels and the maps (one byte a pixel)
     are as large as the image.
 
-    Parameters
-    ----------
-    forward : the network
-    pixels : pixels of the image at network size, `H x W x 3` uint8
-    side, overlap : side and minimum overlap of the tiles, in pixels
-    nms_threshold : see :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
-    formats : formats of the maps of custom heads, by name
-
-    Returns
-    -------
-    Prediction
-        of the whole image, in pixels of `pixels`; any number of detections
+    `pixels`, at network size, are `H x W x 3` uint8, as is what `forward` takes; `side` and the minimum `overlap` of
+    the tiles are in pixels. `nms_threshold` is as of :func:`seamseg.inference.tiling.merge.merge_detections`, None for
+    a network without detections; `formats` are of the maps of custom heads. The prediction, in pixels of `pixels`, has
+    any number of detections.
     """
     height, width = pixels.shape[:2]
     coarse, grain = (None, 1.0) if nms_threshold is None else _coarse_view(forward, pixels, side)
@@ -120,20 +112,8 @@ def predict_in_tiles_that_fit(
 ) -> tuple[ArrayPrediction, int]:
     """Call :func:`predict_in_tiles`, with tiles of half the side as long as the device is out of memory.
 
-    Parameters
-    ----------
-    forward, pixels, nms_threshold, formats : see :func:`predict_in_tiles`
-    side : side of the largest tiles to try, in pixels
-    tiling : tiling with the overlap of the tiles
-
-    Returns
-    -------
-    prediction, side : the side of the tiles that were used
-
-    Raises
-    ------
-    Exception
-        out of memory, even with tiles of :data:`seamseg.inference.tiling.tiles.LEAST_SIDE`
+    Return the prediction and the side of the tiles that were used. The error is raised if even tiles of
+    :data:`seamseg.inference.tiling.tiles.LEAST_SIDE` do not fit.
     """
     while True:
         try:

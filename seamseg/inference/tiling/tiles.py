@@ -20,16 +20,10 @@ STRIDE = 32
 class Tiling:
     """How large images are divided.
 
-    Attributes
-    ----------
-    tiles : "auto": tiles of :data:`AUTO_SIDE` if an image has more than :data:`AUTO_LIMIT` pixels at network size;
-        "off": no tiles; a number: tiles of this side if the image has more pixels than one tile
-    overlap : minimum overlap of neighbours in pixels of the network's input; None for a quarter of the side
-
-    Raises
-    ------
-    InputError
-        if the side is below :data:`LEAST_SIDE`, or the overlap negative or more than half of the side
+    `tiles` is "auto": tiles of :data:`AUTO_SIDE` if an image has more than :data:`AUTO_LIMIT` pixels at network size;
+    "off": no tiles; or a number: tiles of this side if the image has more pixels than one tile. `overlap` is the
+    minimum of neighbours in pixels of the network's input; None for a quarter of the side. InputError if the side is
+    below :data:`LEAST_SIDE`, or the overlap negative or more than half of the side.
     """
 
     tiles: str | int = "auto"
@@ -86,15 +80,10 @@ class Tile:
 
 
 def spans(length: int, side: int, overlap: int) -> list[Span]:
-    """Divide an axis into tiles.
+    """Divide an axis of `length` pixels into tiles of `side`, at least `2 * STRIDE`.
 
     All are `side` long, but the last may be up to :data:`STRIDE` shorter, and a single one is as long as the axis.
-
-    Parameters
-    ----------
-    length : length of the axis in pixels, positive
-    side : side of the tiles in pixels, at least `2 * STRIDE`
-    overlap : minimum overlap of neighbours in pixels, at most half of the side
+    Neighbours overlap by at least `overlap`, at most half of the side.
     """
     if length <= side:
         return [Span(0, length, 0, length)]

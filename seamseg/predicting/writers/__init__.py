@@ -43,22 +43,11 @@ def make_writers(
     overrides: Sequence[str] = (),
     maps: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> list[OutputFormat[Any]]:
-    """Create the writers of a list of formats.
+    """Create the writers of formats, each named once, for a kind of network.
 
-    Parameters
-    ----------
-    formats : names of :func:`formats_of` the kind, each once
-    out : folder
-    metadata : the classes of the model
-    kind : kind of the network
-    choice : choice of detections
-    overrides : configuration keys, of which formats have sections
-    maps : output maps of custom heads, each a format
-
-    Raises
-    ------
-    InputError
-        if the kind of network does not have one, two would write the same file, or a format cannot hold the classes
+    `choice` is of detections; `overrides` are configuration keys, of which formats have sections; each of `maps`, of
+    custom heads, is a format. InputError if the kind of network does not have one, two would write the same file, or a
+    format cannot hold the classes.
     """
     known = list(dict.fromkeys((*formats_of(kind), *maps)))
     unknown = next((name for name in formats if name not in known), None)

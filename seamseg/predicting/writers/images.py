@@ -15,7 +15,7 @@ from PIL import Image
 
 from seamseg.config.components import register
 from seamseg.config.sections import key
-from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
+from seamseg.inference.anonymize import Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections
@@ -28,7 +28,6 @@ from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.maps.visualize.palette import draw_legend
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Records
-from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
 
@@ -174,41 +173,21 @@ class ProbabilitiesWriter(ImageFormat[SemanticMap]):
 
 
 class AnonymizeWriter(ImageFormat[ImageResult]):
-    """The image, upright and at its own size, with some classes hidden: `<name>.jpg`.
+    """The image, upright and at its own size, with some classes hidden: `<name>.jpg`; InputError for an unknown class.
 
-    The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
-
-    Parameters
-    ----------
-    out : folder
-    metadata : the classes of the model
-    hide : names of the classes, as a list or separated by commas
-    style, least_score : see :func:`seamseg.inference.anonymize.hide_classes`
-    map_score : hide also detections above this score, which panoptic maps of all classes contain
-
-    Raises
-    ------
-    InputError
-        if a class is unknown, or the score out of range
+    The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile. Names of classes,
+    `style` and `least_score` are as of :func:`seamseg.inference.anonymize.hide_classes`.
     """
 
     encoding: ClassVar[dict[str, Any]] = {"quality": ANONYMIZED_QUALITY, "subsampling": 0}
 
     def __init__(
-        self,
-        out: Path,
-        metadata: Metadata,
-        hide: str | Sequence[str],
-        style: Style = "blur",
-        least_score: float = LEAST_SCORE,
-        map_score: float = 1.0,
+        self, out: Path, metadata: Metadata, hide: str | Sequence[str], style: Style, least_score: float
     ) -> None:
         super().__init__(out, metadata)
         self.classes = choose_classes(hide, metadata, "hide")
         self.style = style
-        self.least_score = min(least_score, map_score)
-        if not 0 <= least_score <= 1:
-            raise InputError(f"`least_score` must be between 0 and 1, not {least_score}")
+        self.least_score = least_score
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> Image.Image:
         """See :class:`ImageFormat`."""

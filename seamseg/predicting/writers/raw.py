@@ -41,12 +41,8 @@ class RawWriter(OutputFormat[ImageResult]):
         import torch  # the other formats do without
 
         p = prediction.copy()
-        arrays: dict[str, Any] = {
-            "bbx_pred": p.boxes,
-            "cls_pred": p.classes,
-            "obj_pred": p.scores,
-            "msk_pred": p.mask_logits,
-        }
+        arrays: dict[str, Any] = {"bbx_pred": p.boxes, "cls_pred": p.classes, "obj_pred": p.scores}
+        arrays["msk_pred"] = p.mask_logits
         if isinstance(result, PanopticResult):
             arrays = {"sem_pred": p.semantic} | arrays
         elif not len(p.scores):
@@ -62,11 +58,6 @@ class MapWriter(OutputFormat[ImageResult]):
     """A map at the size of the image: `<name>_<map>.png`, grey, 8 or 16 bits, or RGB of a map of three channels.
 
     A map that a PNG cannot hold is `<name>_<map>.npy`, the values as float32 `channels x H x W`.
-
-    Parameters
-    ----------
-    out, metadata : see :class:`seamseg.predicting.writers.base.OutputFormat`
-    name, spec : name and format of the map
     """
 
     def __init__(self, out: Path, metadata: Metadata, name: str, spec: MapFormat) -> None:
