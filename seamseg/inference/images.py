@@ -163,7 +163,7 @@ def equal_size_batches(
     held = 0
     for item in items:
         size = size_of(item)
-        alone = tiling is not None and tiling.side_for((size[0], size[1])) is not None
+        alone = tiling is not None and tiling.side_for(size) is not None
         alone = alone or nbytes_of(item) > ALONE_BYTES * 3 // RGB_BYTES
         if in_order and waiting and (size not in waiting or alone):
             yield from waiting.values()

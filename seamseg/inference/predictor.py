@@ -236,7 +236,7 @@ class Predictor(Generic[R]):
         OutOfMemory if the memory does not suffice.
         """
         tiling = self.tiling if tiling is None else tiling
-        if all(tiling.side_for(_size(image)) is None for image in images):
+        if all(tiling.side_for(image.shape) is None for image in images):
             # not for tiles, which need all detections: pieces of an object share the best score
             least_score = self.thresholds.score_threshold if self.map_only else 0.0
             try:
@@ -296,7 +296,7 @@ class Predictor(Generic[R]):
 
     def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> ArrayPrediction:
         """Run the network on an image in tiles, as requested or because it does not fit into the memory as a whole."""
-        size = _size(image)
+        size = (int(image.shape[0]), int(image.shape[1]))
         wanted = tiling.side_for(size)
         side = first_side(size) if wanted is None else wanted
         if side is None:
@@ -341,10 +341,6 @@ class Predictor(Generic[R]):
         if prediction.maps and self.map_formats:
             result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
         return cast(R, result)
-
-
-def _size(image: np.ndarray) -> tuple[int, int]:
-    return int(image.shape[0]), int(image.shape[1])
 
 
 def open_for_inference(

@@ -56,10 +56,8 @@ def budget() -> float:
 def memory_needed(image: Image.Image, per_pixel: float = RGB_BYTES) -> int:
     """Return the estimated peak in bytes of decoding an open image whose pixels have not been loaded.
 
-    Parameters
-    ----------
-    image : image of :func:`seamseg.utils.limits.open_pillow`
-    per_pixel : bytes that each pixel takes after that, until the image and its arrays are dropped
+    The image is of :func:`seamseg.utils.limits.open_pillow`; `per_pixel` are the bytes that each pixel takes after
+    that, until the image and its arrays are dropped.
     """
     pixels = image.width * image.height
     decoding: float = {"WEBP": _WEBP_BYTES, "AVIF": _AVIF_BYTES}.get(image.format or "", 0) * pixels
@@ -137,15 +135,7 @@ def keep_turn() -> Iterator[None]:
 def memory_for(name: object, kind: str, size: tuple[int, int], needed: float) -> Iterator[None]:
     """Hold the turn of a large image for a `with` block: over all processes of a user, one is decoded at a time.
 
-    Parameters
-    ----------
-    name, kind, size : path, format, and width and height, for the error
-    needed : bytes
-
-    Raises
-    ------
-    UnreadableImage
-        if that is above :func:`budget`
+    Path, format, and `(width, height)` are for the error, an UnreadableImage if more than :func:`budget` is needed.
     """
     if needed > (most := budget()):
         raise UnreadableImage(

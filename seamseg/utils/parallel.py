@@ -42,11 +42,8 @@ def share_cores(cores: int | None = None) -> CoreShares:
     """Return how the cores of a process are shared beside its network; in `predict`, `evaluate` and `serve` alike.
 
     On a CPU the network uses all cores, too: there the numbers only limit the memory of waiting images. On a GPU it
-    needs one, and drawing and encoding an image takes about twice as long as decoding it.
-
-    Parameters
-    ----------
-    cores : None for the available ones, divided among the processes of a launcher on this machine
+    needs one, and drawing and encoding an image takes about twice as long as decoding it. `cores` are by default the
+    available ones, divided among the processes of a launcher on this machine.
     """
     if cores is None:
         cores = max(available_cores() // local_processes(), 1)
@@ -63,19 +60,11 @@ def check_workers(workers: int, least: int = 0) -> int:
 
 
 def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | None = None) -> Iterator[B]:
-    """Yield `function(item)` in the order of `items`.
+    """Yield `function(item)` in the order of `items`, computed in worker processes, by default one per processor.
 
-    Parameters
-    ----------
-    function, items : picklable
-    workers : number of processes, by default one per processor; with 0 or 1 the work is done in this process
-
-    Raises
-    ------
-    SeamsegError
-        if the number of workers is wrong, they cannot be started, or one is killed; errors of `function` are raised
-        unchanged. After an error or a dropped iteration, items not yet started are left out; only an error waits for
-        the others.
+    Function and items are pickled. With 0 or 1 workers the work is done in this process. SeamsegError if they cannot be
+    started, or one is killed; errors of `function` are raised unchanged. After an error or a dropped iteration, items
+    not yet started are left out; only an error waits for the others.
     """
     count = min(available_cores() if workers is None else check_workers(workers), len(items))
     if count <= 1:
@@ -166,16 +155,12 @@ def threaded_map(
 ) -> Generator[B, None, None]:
     """Yield `function(item)` in the order of `items`, computed on `workers` threads with a bounded number of results.
 
-    Decoding and encoding of images release the GIL, so threads suffice. The first error, in the order of `items`, ends
-    the iteration after the items that have started; a dropped iteration does not wait for them. Others are left out.
+    Decoding and encoding of images release the GIL, so threads suffice; with 0 or 1 the work is done in this one. The
+    first error, in the order of `items`, ends the iteration after the items that have started; a dropped iteration does
+    not wait for them. Others are left out.
 
-    Parameters
-    ----------
-    function, items : see `map`
-    workers : threads; with 0 or 1 the work is done in this one
-    size_of : memory of a result; None for small ones
-    most_bytes : limit of the results that wait, with `size_of`; each thread may hold one result more
-    begin : each thread calls it first; this one does not
+    `size_of` returns the memory of a result, if it is not small: then the results that wait take at most `most_bytes`,
+    and each thread may hold one more. Each thread calls `begin` first; this one does not.
     """
     if check_workers(workers) <= 1:
         yield from map(function, items)
@@ -207,12 +192,9 @@ def threaded_map(
 class BackgroundWriter:
     """Run jobs in threads, so that the network does not wait for files, with a bounded queue.
 
-    Parameters
-    ----------
-    threads : jobs at a time; None for the writers of :func:`share_cores`
-    waiting : further jobs that may be queued; :meth:`submit` blocks while the queue is full
-    most_bytes : limit of the memory of all unfinished jobs; a larger job runs alone
-    begin : each thread calls it first
+    There are `threads` jobs at a time, by default the writers of :func:`share_cores`, and `waiting` further ones;
+    :meth:`submit` blocks while the queue is full. All unfinished jobs together take at most `most_bytes`; a larger one
+    runs alone. Each thread calls `begin` first.
     """
 
     def __init__(
@@ -241,20 +223,19 @@ class BackgroundWriter:
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""
-        self.check()
+        self._raise_error()
         with self._change:
-            self._change.wait_for(lambda: self._has_room(size))
+            self._change.wait_for(
+                lambda: self._jobs == 0 or (self._jobs < self._most_jobs and self._bytes + size <= self._most_bytes)
+            )
             self._jobs += 1
             self._bytes += size
         self._pool.submit(job, *args).add_done_callback(lambda future: self._done(future, size))
 
-    def _has_room(self, size: int) -> bool:
-        return self._jobs == 0 or (self._jobs < self._most_jobs and self._bytes + size <= self._most_bytes)
-
     def finish(self) -> None:
         """Wait for all jobs; raise the error of the first that failed."""
         self._pool.shutdown(wait=True)
-        self.check()
+        self._raise_error()
 
     def abandon(self) -> None:
         """Drop the jobs that have not started and wait for the others."""
@@ -268,8 +249,7 @@ class BackgroundWriter:
             self._bytes -= size
             self._change.notify_all()
 
-    def check(self) -> None:
-        """Raise the error of the first job that failed, if any."""
+    def _raise_error(self) -> None:
         if self._error is None:
             return
         if isinstance(self._error, OSError):

@@ -83,15 +83,9 @@ class ImageResult(ABC):
         thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
     ) -> ImageResult:
-        """Make the result of an image from the output of the network.
+        """Make the result of an image of `size` from the output of the network, in pixels of its input.
 
-        Parameters
-        ----------
-        prediction : prediction of a predictor, in pixels of the network's input
-        size : `(height, width)` of the image
-        metadata : classes of the model
-        thresholds : thresholds of scores, and of the fusion
-        classes : indices of the classes to keep, stuff first; None for all
+        `classes` are the indices of the classes to keep, stuff first; None for all.
         """
 
     @property
@@ -145,11 +139,7 @@ class ImageResult(ABC):
         """Return the uint8 pixels `H x W x 3` to draw on, and the opacity of the overlay.
 
         The pixels of `image`, or else of the result's own image; without both they are black, and fully covered.
-
-        Raises
-        ------
-        InputError
-            if the opacity is not between 0 and 1, the image is not RGB, or see :attr:`image`
+        InputError if the opacity is not between 0 and 1, or the image is not RGB.
         """
         if not 0 <= opacity <= 1:
             raise InputError(f"opacity must be between 0 and 1, not {opacity}")

@@ -49,7 +49,7 @@ class Classification(ImageResult):
         thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
     ) -> Classification:
-        """See :meth:`seamseg.inference.results.base.ImageResult.of`; other classes have probability 0."""
+        """See :meth:`ImageResult.of`; other classes have probability 0."""
         assert prediction.logits is not None
         logits = prediction.logits.astype(np.float64)
         if classes is not None:

@@ -120,7 +120,7 @@ class Detections(ImageResult, Sequence[Detection]):
         thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
     ) -> Detections:
-        """See :meth:`seamseg.inference.results.base.ImageResult.of`."""
+        """See :meth:`ImageResult.of`."""
         chosen = choose_detections(prediction, metadata.num_stuff, thresholds.score_threshold, classes)
         found = [_named(d, metadata, size) for d in paste_detections(chosen, size, by_nearest=True)]
         return Detections(found, size, prediction.mask_logits is not None, metadata=metadata.without_images())
@@ -268,7 +268,7 @@ class Detections(ImageResult, Sequence[Detection]):
         return [LabelledObject(d.name, d.category, d.score, d.box, d.mask) for d in self]
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.shares`."""
+        """See :meth:`ImageResult.shares`."""
         pixels = max(self.size[0] * self.size[1], 1)
         return [(d.name, d.category, True, d.area / pixels) for d in self]
 

@@ -79,7 +79,7 @@ class Panoptic(PanopticResult, ImageResult):
         thresholds: Thresholds = Thresholds(),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
     ) -> Panoptic:
-        """See :meth:`seamseg.inference.results.base.ImageResult.of`."""
+        """See :meth:`ImageResult.of`."""
         t, num_stuff = thresholds, metadata.num_stuff
         if prediction.queries is None:
             fused = fuse(
@@ -228,7 +228,7 @@ class Panoptic(PanopticResult, ImageResult):
         writer.write_json()
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.shares`."""
+        """See :meth:`ImageResult.shares`."""
         return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_rows.size) for s in self.segments]
 
 

@@ -58,7 +58,7 @@ class SemanticMap(ImageResult):
         thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
         classes: Sequence[int] | None = None,
     ) -> SemanticMap:
-        """See :meth:`seamseg.inference.results.base.ImageResult.of`; pixels of other classes are void."""
+        """See :meth:`ImageResult.of`; pixels of other classes are void."""
         prediction = prediction.on_cpu()
         assert prediction.semantic is not None
         found = resize_nearest(prediction.semantic, size)
@@ -107,7 +107,7 @@ class SemanticMap(ImageResult):
         return dict.fromkeys((name for name, *_ in self.shares()), 1)
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.shares`."""
+        """See :meth:`ImageResult.shares`."""
         present, counts = np.unique(self.classes, return_counts=True)
         return [
             (self._name(c), c, False, n / self.classes.size)

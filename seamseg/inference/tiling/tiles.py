@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seamseg.utils.errors import InputError
@@ -43,8 +44,8 @@ class Tiling:
         """Whether images may be divided."""
         return self.tiles != "off"
 
-    def side_for(self, size: tuple[int, int]) -> int | None:
-        """Return the side of the tiles of an image of `(height, width)` at network size; None for no tiles."""
+    def side_for(self, size: Sequence[int]) -> int | None:
+        """Return the side of the tiles of an image of `(height, width, ...)` at network size; None for no tiles."""
         pixels = size[0] * size[1]
         if isinstance(self.tiles, int):
             return self.tiles if pixels > self.tiles**2 else None
