@@ -164,7 +164,7 @@ def image_row(image: str, tiles: str, shortest: int | None, config: str, device:
     from PIL import Image
 
     from seamseg.inference.images import input_size
-    from seamseg.inference.tiling.tiles import Tiling
+    from seamseg.inference.tiling import Tiling
     from seamseg.models.heads.detections import DetectionSelector
     from seamseg.utils import process_settings
 

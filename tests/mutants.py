@@ -37,7 +37,7 @@ TESTS = {
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py"
     ),
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
-    "seamseg/inference/tiling/merge.py": "tests/inference/test_tiles.py",
+    "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",

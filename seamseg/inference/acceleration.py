@@ -1,21 +1,46 @@
-"""Faster inference on many images: compiled code, CUDA graphs, fewer input sizes."""
+"""Faster inference on many images: compiled code, fewer input sizes, and CUDA graphs.
+
+A CUDA graph is a function of one tensor, captured for a shape of it: its hundreds of kernels become one launch. The
+cache works on any device; only :class:`CudaGraph` needs a GPU.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
-from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
 from seamseg.models.folding import Net
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
-from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
+
+MAX_GRAPHS = 8
+"""Graphs that are kept."""
+MAX_SHAPES = 1024
+"""Shapes that are remembered after their first use, to be captured at the second."""
+WARM_UP = 2
+"""Runs before a capture, in which libraries choose their algorithms and compilers generate code."""
+
+Function = Callable[[Tensor], Any]
+"""From a tensor to tensors, in tuples and lists, with other values that depend on its shape only; their memory is the
+caller's. A recorded function takes tensors of one shape."""
+
+
+_CAPTURE = threading.Lock()
+"""Held from warm-up to the end of a capture. CUDA allows one capture at a time, and meanwhile no device-wide
+synchronisation in another thread."""
 
 
 def accelerated(
@@ -91,3 +116,144 @@ class CompiledDense:
         from torch._inductor.compile_fx import compile_fx
 
         return compile_fx(graph, inputs)
+
+
+def input_buffer(x: Tensor) -> Tensor:
+    """Return an empty tensor with the shape, strides, dtype and device of `x`, an inference tensor if `x` is one.
+
+    Compiled functions are compiled again if an input changes between inference tensors and normal ones.
+    """
+    with torch.inference_mode(x.is_inference()), torch.no_grad():
+        return torch.empty_like(x)
+
+
+def fill(buffer: Tensor, x: Tensor) -> None:
+    """Copy `x` into a buffer from :func:`input_buffer`; outside of inference mode inference tensors are read-only."""
+    with torch.inference_mode():
+        buffer.copy_(x, non_blocking=True)
+
+
+class CudaGraph:
+    """A function recorded on a GPU, which must not wait for the GPU, for tensors of the shape of `x`.
+
+    The memory of its input and outputs is fixed: a call copies the input there, replays the graph, and returns copies
+    of the outputs, which the next call does not change. `stream`, on the device of `x`, is for the capture; `shared` is
+    another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also on several
+    streams.
+    """
+
+    def __init__(self, function: Function, x: Tensor, stream: torch.cuda.Stream, shared: CudaGraph | None) -> None:
+        self._last: Any = torch.cuda.Event() if shared is None else shared._last
+        self._input = input_buffer(x)
+        fill(self._input, x)
+        with _CAPTURE, torch.cuda.device(x.device):
+            now = torch.cuda.current_stream()
+            stream.wait_stream(now)
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    function(self._input)
+            now.wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            pool = None if shared is None else shared._graph.pool()
+            # thread_local: other threads may allocate and launch kernels meanwhile
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._outputs = function(self._input)
+
+    def __call__(self, x: Tensor) -> Any:
+        """Return the outputs for a tensor of this shape, in memory of the caller."""
+        stream = torch.cuda.current_stream(x.device)
+        stream.wait_event(self._last)
+        fill(self._input, x)
+        self._graph.replay()
+        outputs = copy_tensors(self._outputs)
+        self._last.record(stream)
+        return outputs
+
+
+class CudaGraphCache:
+    """A function of one tensor that is recorded for a shape at its second use, and replayed from then on.
+
+    Shapes that are used once only are run normally, since recording takes as long as several runs. The least recently
+    used graph is dropped beyond `max_graphs`, and its shape must be used twice again. Memory: input and outputs of each
+    graph, and the intermediate results of the largest. May be called from several threads.
+    """
+
+    def __init__(
+        self, function: Function, record: Callable[[Function, Tensor], Function], max_graphs: int = MAX_GRAPHS
+    ) -> None:
+        self.function = function
+        self.record = record
+        self.max_graphs = max_graphs
+        self._graphs: OrderedDict[Any, Function] = OrderedDict()
+        self._used_once: OrderedDict[Any, None] = OrderedDict()
+        # the graphs share one input buffer a shape
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, x: Tensor) -> Any:
+        """Return the outputs of the function."""
+        key = (tuple(x.shape), tuple(x.stride()), x.dtype, x.device, x.is_inference())
+        with self._lock:
+            graph = self._graphs.get(key)
+            if graph is not None:
+                self._graphs.move_to_end(key)
+                return graph(x)
+            if key in self._used_once:
+                graph = self._record(key, x)
+                if graph is not None:
+                    return graph(x)
+            else:
+                self._used_once[key] = None
+                while len(self._used_once) > MAX_SHAPES:
+                    self._used_once.popitem(last=False)
+        return self.function(x)
+
+    def _record(self, key: Any, x: Tensor) -> Function | None:
+        """Record the function for a tensor's shape; None if the memory does not suffice."""
+        del self._used_once[key]
+        while len(self._graphs) >= self.max_graphs:
+            self._graphs.popitem(last=False)
+        try:
+            graph = self._graphs[key] = self.record(self.function, x)
+            return graph
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+        # after the handler: the error keeps the tensors of the function alive
+        self._drop()
+        return None
+
+    def clear(self) -> bool:
+        """Drop all graphs to free memory; return whether there were any."""
+        with self._lock:
+            return self._drop()
+
+    def _drop(self) -> bool:
+        dropped = bool(self._graphs)
+        self._graphs.clear()
+        self._used_once.clear()
+        free_memory()
+        return dropped
+
+
+def cuda_graph_cache(function: Function, max_graphs: int = MAX_GRAPHS) -> CudaGraphCache:
+    """Return a cache of CUDA graphs that share their memory."""
+    # by default torch captures on a stream of the device of the first capture in the process: graphs of other devices
+    # would be empty
+    stream_of = functools.cache(torch.cuda.Stream)
+    # a pool that no graph uses any more may be freed
+    graphs: WeakSet[CudaGraph] = WeakSet()
+
+    def record(function: Function, x: Tensor) -> CudaGraph:
+        graph = CudaGraph(function, x, stream_of(x.device), next(iter(graphs), None))
+        graphs.add(graph)
+        return graph
+
+    return CudaGraphCache(function, record, max_graphs)
+
+
+def copy_tensors(outputs: Any) -> Any:
+    """Copy all tensors in tuples and lists, in their memory formats."""
+    return _pytree.tree_map_only(Tensor, torch.clone, outputs)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, reference_size
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.utils.errors import InputError

@@ -15,8 +15,7 @@ from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.fusion import download
-from seamseg.inference.acceleration import accelerated
-from seamseg.inference.cuda_graphs import CudaGraphCache
+from seamseg.inference.acceleration import CudaGraphCache, accelerated
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from seamseg.config import Config
     from seamseg.data.input_size import InputSize
-    from seamseg.inference.tiling.tiles import Tiling
+    from seamseg.inference.tiling import Tiling
 
 # `seamseg predict --help` shows these options: methods import what else they need
 
@@ -203,7 +203,7 @@ class InferenceOptions:
     @cached_property
     def tiling(self) -> Tiling:
         """How large images are divided."""
-        from seamseg.inference.tiling.tiles import Tiling
+        from seamseg.inference.tiling import Tiling
 
         return Tiling(self.tiles, self.tile_overlap)
 

@@ -20,8 +20,7 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.results import RESULTS, ImageResult, result_of
-from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
-from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
+from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles_that_fit
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
@@ -153,7 +152,7 @@ class Predictor(Generic[R]):
             tensor, uint8 or float from 0 to 1; or a list of these, of any sizes. The EXIF orientation of a file is
             applied, and the map is upright too; other inputs are not rotated
         tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see
-            :class:`seamseg.inference.tiling.tiles.Tiling`; None for the setting of the predictor
+            :class:`seamseg.inference.tiling.Tiling`; None for the setting of the predictor
         tile_overlap : minimum overlap of the tiles in pixels of the network's input; None for the setting of the
             predictor, or if `tiles` is given for a quarter of their side
         keep_image : the result keeps the image, to draw on: the path of a file, else a copy of the pixels

@@ -14,8 +14,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 
 from seamseg.maps.images import PHOTO_ENDINGS, image_files
-from seamseg.predicting.source import Source
-from seamseg.predicting.video import VIDEO_ENDINGS, Video, is_video, require_decoder
+from seamseg.predicting.source import VIDEO_ENDINGS, Source, Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, counted, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process

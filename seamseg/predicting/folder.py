@@ -14,8 +14,7 @@ from typing import Any
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.predicting.find import TAR_ENDINGS
 from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestWriter, differences, parse_line, read_lines
-from seamseg.predicting.source import Source
-from seamseg.predicting.video import Video
+from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.utils.errors import InputError, SeamsegError, describe_error
 from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_links, refuse_url, replacing

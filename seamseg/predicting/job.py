@@ -21,8 +21,7 @@ from seamseg.predicting.manifest import Done, Line, ManifestWriter
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource
 from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import Source
-from seamseg.predicting.video import Video
+from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import errors_of
 from seamseg.utils.distributed import (
     World,

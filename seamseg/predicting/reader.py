@@ -12,8 +12,7 @@ from PIL import Image
 from seamseg.inference.images import PreparedImage
 from seamseg.maps.images import pixel_count
 from seamseg.predicting.manifest import Done
-from seamseg.predicting.source import Source
-from seamseg.predicting.video import Video, VideoFrame
+from seamseg.predicting.source import Source, Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
 from seamseg.utils.image_memory import is_large, keep_turn
 from seamseg.utils.parallel import threaded_map

@@ -19,8 +19,7 @@ from seamseg.inference.results import RESULTS
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import Line, header
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.source import Source
-from seamseg.predicting.video import Video
+from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import AnonymizeWriter, DetectionChoice, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.options import flags_of

@@ -1,15 +1,31 @@
-"""An image that `predict` works on: a file, or a frame of a video."""
+"""What `predict` works on: an image, which is a file or a frame of a video, decoded by PyAV where it is installed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from seamseg.maps.images import open_image
-from seamseg.utils.errors import UnreadableImage
+from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.image_memory import VARIABLE, budget
+from seamseg.utils.limits import file_status
+
+VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
+
+FRAME_BYTES = 40
+"""Memory of a pixel of a frame: up to 17 frames that a decoder keeps, and three copies as RGB."""
+
+_LEAST_PYAV = 17
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm,mpeg,mpegts,mpegvideo,asf,flv"
+_ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
+"""Formats of these endings in FFmpeg: others, such as lists of files, open further files or addresses."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +69,117 @@ def file_stamp(path: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def is_video(address: str) -> bool:
+    """Return whether a path is of a video, by its ending."""
+    return address.lower().endswith(VIDEO_ENDINGS)
+
+
+def require_decoder(address: str) -> Any:
+    """Return the library that decodes videos; InputError if it is not installed, or too old."""
+    try:
+        import av
+    except ModuleNotFoundError as error:
+        raise InputError(f"{address}: needs PyAV ({error}): pip install 'seamseg[video]'") from None
+    except ImportError as error:
+        raise InputError(f"{address}: videos need PyAV, which is installed but cannot be loaded: {error}") from None
+    if int(av.__version__.partition(".")[0]) < _LEAST_PYAV:
+        raise InputError(
+            f"{address}: videos need PyAV {_LEAST_PYAV} or later, this is {av.__version__}, which decodes the colours "
+            "of BT.709 as those of BT.601: pip install -U 'seamseg[video]'"
+        )
+    return av
+
+
+@dataclass(frozen=True)
+class VideoFrame:
+    """A decoded frame."""
+
+    source: Source
+    frame: Any
+
+    def open(self) -> Image.Image:
+        """Return the frame, upright."""
+        pixels, matrix = self.frame.to_ndarray(format="rgb24"), self.frame.side_data.get("DISPLAYMATRIX")
+        if matrix is not None:
+            # of (x, y) as stored to (a x + c y, b x + d y); `frame.rotation` takes mirrored frames for rotated ones
+            a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
+            if abs(b) + abs(c) > abs(a) + abs(d):
+                pixels, a, d = pixels.swapaxes(0, 1), c, b
+            pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+        return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video. Its frames are named `<video>/frame_000000` and so on, in display order.
+
+    `address` is its path, `name` the first part of the names of its frames, `relative` the path relative to the input
+    folder, and `limit` the most frames, None for all.
+    """
+
+    address: str
+    name: str
+    relative: str
+    limit: int | None = None
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        return file_stamp(Path(self.address))
+
+    def items(self) -> Iterator[Source | VideoFrame]:
+        """Iterate over the frames, always in the same order; open each before the next is requested.
+
+        Where a packet is damaged or the video breaks off, there is an image that cannot be opened.
+        """
+        return islice(self._frames(), self.limit)
+
+    def _frames(self) -> Iterator[Source | VideoFrame]:
+        av = require_decoder(self.address)
+        count = 0
+        try:
+            file_status(self.address)
+            # metadata are not used; PyAV crashes in MPEG files if each stream is given the options, too
+            with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
+                if not container.streams.video:
+                    yield self._source(count, "contains no video")
+                    return
+                stream = container.streams.video[0]
+                if stream.codec_context is None:
+                    yield self._source(count, "cannot be read as a video: the description of its frames is missing")
+                    return
+                # threads of frames lag behind the packets: an error in the last ones would drop all that are delayed
+                stream.thread_type = "SLICE"
+                width, height, most = stream.codec_context.width, stream.codec_context.height, budget() // FRAME_BYTES
+                if width * height > most:
+                    limit = f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable {VARIABLE}"
+                    yield self._source(count, f"{width} x {height} pixels are above {limit} sets it")
+                    return
+                stream.codec_context.options = {"max_pixels": str(int(most))}
+                # an edit list of MP4 leaves out frames that are counted; AVI counts those without data, too
+                stated, next_end = stream.frames if container.format.name == "avi" else stream.duration, 0
+                for packet in container.demux(stream):
+                    start = packet.dts if packet.pts is None else packet.pts
+                    next_end = max(next_end, (start or 0) + 2 * (packet.duration or 0))
+                    try:
+                        frames = packet.decode()
+                    except av.error.InvalidDataError as error:
+                        yield self._source(count, f"cannot be decoded: {error.strerror}")
+                        count += 1
+                        continue
+                    for frame in frames:
+                        yield VideoFrame(self._source(count), frame)
+                        count += 1
+                if not count:
+                    yield self._source(count, "contains no frame")
+                elif stream.frames and next_end <= (stated or 0):
+                    yield self._source(count, f"breaks off after {count} of {stream.frames} frames")
+        except Exception as error:  # of damaged files: nearly anything
+            what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            yield self._source(count, f"{what}: {reason}")
+
+    def _source(self, number: int, problem: str = "") -> Source:
+        frame, address = f"frame_{number:06}", f"{self.address} (frame {number})"
+        return Source(Path(self.address), f"{self.name}/{frame}", f"{self.relative}/{frame}", address, problem)

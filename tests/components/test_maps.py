@@ -22,7 +22,7 @@ from seamseg.components import resize_map
 from seamseg.config import components, load_config
 from seamseg.contrib.deploy.export import ExportReport, export_model
 from seamseg.contrib.deploy.options import ExportOptions
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.exported import OUTPUTS, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat

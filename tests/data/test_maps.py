@@ -19,7 +19,7 @@ from seamseg.data.maps import MapValues, map_values, scale_and_crop
 from seamseg.data.transforms import AugmentationOptions, AugmentationParams, TrainTransform, augment
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.images import open_map
 from seamseg.maps.predictions import InferenceNetwork, MapFormat, Prediction

@@ -13,11 +13,19 @@ from support.networks import tiny_config
 from support.predictors import as_input, predictor_of
 from torch._dynamo.utils import counters
 
-from seamseg.inference import cuda_graphs
-from seamseg.inference.acceleration import CompiledDense, accelerated
-from seamseg.inference.cuda_graphs import CudaGraph, CudaGraphCache, copy_tensors, cuda_graph_cache, fill, input_buffer
+from seamseg.inference import acceleration
+from seamseg.inference.acceleration import (
+    CompiledDense,
+    CudaGraph,
+    CudaGraphCache,
+    accelerated,
+    copy_tensors,
+    cuda_graph_cache,
+    fill,
+    input_buffer,
+)
 from seamseg.inference.options import Augmentation, Thresholds
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
@@ -223,7 +231,7 @@ def test_each_device_captures_on_its_own_stream(monkeypatch):
     # the warm-up is on it, too
     assert [call.args[0] for call in cuda["stream"].call_args_list] == streams
     assert [str(call.args[0]) for call in cuda["device"].call_args_list] == devices
-    assert widths == [*[4] * (2 + cuda_graphs.WARM_UP), *[5] * (2 + cuda_graphs.WARM_UP)] * 2
+    assert widths == [*[4] * (2 + acceleration.WARM_UP), *[5] * (2 + acceleration.WARM_UP)] * 2
     assert cuda["CUDAGraph"].return_value.replay.call_count == 4
     # without a graph there is no memory to share
     graphs.clear()

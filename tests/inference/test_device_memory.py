@@ -24,10 +24,10 @@ from inference.test_acceleration import image, network, predictor, recorded
 from seamseg.contrib.exported.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
-from seamseg.inference.cuda_graphs import CudaGraphCache
+from seamseg.inference.acceleration import CudaGraphCache
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer

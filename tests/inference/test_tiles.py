@@ -10,9 +10,8 @@ from support.predictors import as_input
 from support.tile_scenes import STUFF, SceneNet, scene
 
 from seamseg.fusion import fuse, to_result
-from seamseg.inference.tiling.merge import TileDetections, _resampled, merge_detections
-from seamseg.inference.tiling.predict import predict_in_tiles
-from seamseg.inference.tiling.tiles import STRIDE, Span, Tile, Tiling, spans, tiles_of
+from seamseg.inference.tile_merging import Span, Tile, TileDetections, _resampled, merge_detections
+from seamseg.inference.tiling import STRIDE, Tiling, predict_in_tiles, spans, tiles_of
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from seamseg.inference.images import as_image
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.video import Video, VideoFrame
+from seamseg.predicting.source import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage
 
 

@@ -13,7 +13,7 @@ from seamseg.data.transforms import Normalise
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
 

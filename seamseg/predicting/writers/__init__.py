@@ -13,10 +13,10 @@ from seamseg.config.loader import keys_of
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
 from seamseg.predicting.source import Source
-from seamseg.predicting.writers import annotation_tools, predictions  # noqa: F401  # they register
+from seamseg.predicting.writers import annotation_tools  # noqa: F401  # it registers
 from seamseg.predicting.writers.base import DetectionChoice, OutputFormat
 from seamseg.predicting.writers.images import AnonymizeWriter
-from seamseg.predicting.writers.raw import MapWriter
+from seamseg.predicting.writers.predictions import MapWriter
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 

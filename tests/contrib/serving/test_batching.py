@@ -9,7 +9,7 @@ import pytest
 from support.serving import FAILS, RedNetwork, photo, red_predictor
 
 from seamseg.contrib.serving.batching import Batcher
-from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tiling import Tiling
 
 
 @pytest.fixture

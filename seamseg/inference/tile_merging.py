@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seamseg.inference.tiling.tiles import Span, Tile
 from seamseg.maps.idmaps.segments import sigmoid
 from seamseg.maps.predictions import ArrayPrediction
 
@@ -20,6 +19,30 @@ that covers this part of it."""
 
 CLEAR = 16
 """An object whose shorter side has fewer pixels in the coarse view is taken from pieces, if there are any."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tile along one axis: the pixels `start .. stop`, of which `core_start .. core_stop` are its core.
+
+    The cores cover the axis without gap or overlap. Those of two tiles meet in the middle of their overlap, so that
+    each pixel belongs to the tile whose edge is farthest.
+    """
+
+    start: int
+    stop: int
+    core_start: int
+    core_stop: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of an image: `row` and `column` in the grid, and its spans along both axes."""
+
+    row: int
+    column: int
+    y: Span
+    x: Span
 
 
 @dataclass(frozen=True)

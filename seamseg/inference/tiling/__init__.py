@@ -1,1 +1,0 @@
-"""Prediction of large images in tiles."""
