@@ -20,7 +20,7 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.results import RESULTS, ImageResult, result_of
-from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles_that_fit
+from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.utils.device_memory import free_memory, lacks_memory
@@ -245,7 +245,7 @@ class Predictor(Generic[R]):
                     raise
             # after the handler, and without a cause: the error keeps tensors of the network alive
             free_memory()
-            if not tiling.allowed and len(images) == 1:
+            if tiling.tiles == "off" and len(images) == 1:
                 advice = "" if self.network.tiles_problem else "set `tiles=auto`"
                 raise self._out_of_memory(images[0], advice=advice)
         if len(images) > 1:
@@ -300,27 +300,29 @@ class Predictor(Generic[R]):
         side = first_side(size) if wanted is None else wanted
         if side is None:
             raise self._out_of_memory(image)
-        found = None
-        try:
-            found = predict_in_tiles_that_fit(
-                lambda part: self.network.run([part])[0].on_cpu(),  # the maps of tiles are merged before the fusion
-                image,
-                side,
-                tiling,
-                self.network.nms_threshold,
-                self.map_formats,
-            )
-        except Exception as error:
-            if not lacks_memory(error):
-                raise
-        if found is None:
+        while True:
+            try:
+                prediction = predict_in_tiles(
+                    lambda part: self.network.run([part])[0].on_cpu(),  # the maps of tiles are merged before the fusion
+                    image,
+                    side,
+                    tiling.overlap_for(side),
+                    self.network.nms_threshold,
+                    self.map_formats,
+                )
+                break
+            except Exception as error:
+                if not lacks_memory(error):
+                    raise
+            # after the handler: the error keeps tensors of the network alive
             free_memory()
-            raise self._out_of_memory(image, f", not even in tiles of {LEAST_SIDE} pixels")
-        prediction, used = found
-        if used != wanted and not self._warned:
+            if side <= LEAST_SIDE:
+                raise self._out_of_memory(image, f", not even in tiles of {LEAST_SIDE} pixels")
+            side = max(side // 2, LEAST_SIDE)
+        if side != wanted and not self._warned:
             echo(
                 f"{self.network.device}: not enough memory for a network input of {size[1]} x {size[0]} pixels at "
-                f"once: it is processed in tiles of {used} pixels, and so are others, without another message",
+                f"once: it is processed in tiles of {side} pixels, and so are others, without another message",
                 file=sys.stderr,
                 flush=True,
             )

@@ -12,7 +12,6 @@ from PIL import Image
 
 from seamseg.inference.tile_merging import Span, Tile, TileDetections, merge_detections
 from seamseg.maps.predictions import ArrayPrediction, MapFormat, Prediction
-from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError
 
 AUTO_LIMIT = 16 << 20
@@ -49,11 +48,6 @@ class Tiling:
             raise InputError(f"`tiles={side}`: too small, the side must be at least {LEAST_SIDE} pixels")
         if self.overlap is not None and not 0 <= self.overlap <= side // 2:
             raise InputError(f"`tile_overlap={self.overlap}`: must be 0 to {side // 2}, half of the side of the tiles")
-
-    @property
-    def allowed(self) -> bool:
-        """Whether images may be divided."""
-        return self.tiles != "off"
 
     def side_for(self, size: Sequence[int]) -> int | None:
         """Return the side of the tiles of an image of `(height, width, ...)` at network size; None for no tiles."""
@@ -172,28 +166,3 @@ def first_side(size: tuple[int, int]) -> int | None:
     """Return the side of the first tiles to try if an image of `(height, width)` is too large; None if it is tiny."""
     side = math.isqrt(size[0] * size[1]) // 2
     return None if size[0] * size[1] <= LEAST_SIDE**2 else max(side, LEAST_SIDE)
-
-
-def predict_in_tiles_that_fit(
-    forward: Forward,
-    pixels: np.ndarray,
-    side: int,
-    tiling: Tiling,
-    nms_threshold: float | None,
-    formats: Mapping[str, MapFormat] = MappingProxyType({}),
-) -> tuple[ArrayPrediction, int]:
-    """Call :func:`predict_in_tiles`, with tiles of half the side as long as the device is out of memory.
-
-    Return the prediction and the side of the tiles that were used. The error is raised if even tiles of
-    :data:`LEAST_SIDE` do not fit.
-    """
-    while True:
-        try:
-            overlap = tiling.overlap_for(side)
-            return predict_in_tiles(forward, pixels, side, overlap, nms_threshold, formats), side
-        except Exception as error:
-            if side <= LEAST_SIDE or not lacks_memory(error):
-                raise
-        # after the handler: the error keeps tensors of the network alive
-        free_memory()
-        side = max(side // 2, LEAST_SIDE)

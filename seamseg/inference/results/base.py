@@ -167,10 +167,6 @@ class ImageResult(ABC):
         ------
         InputError
             if a name is unknown, or the result has no image
-
-        Examples
-        --------
-        >>> result.anonymize("person,rider,car").save("street_private.jpg")  # doctest: +SKIP
         """
         chosen = choose_classes(classes, self.metadata)
         rgb = self.image
@@ -226,11 +222,6 @@ class ImageResult(ABC):
         ------
         InputError
             if the library is not installed
-
-        Examples
-        --------
-        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
-        ...     sample[name] = label
         """
         library, labels = import_library("fiftyone", "pip install fiftyone"), {}
         classes, objects = self._class_map(), self._objects()

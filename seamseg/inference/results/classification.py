@@ -67,8 +67,6 @@ class Classification(ImageResult):
             return NotImplemented
         return self.size == other.size and np.array_equal(self.probabilities, other.probabilities)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         height, width = self.size
         return f"Classification({width} x {height}: {', '.join(f'{n} {p:.0%}' for n, p in self.top())})"

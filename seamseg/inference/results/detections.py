@@ -73,8 +73,6 @@ class Detection:
         facts = [(d.name, d.category, d.score, d.box, d.size, d.crop is None) for d in (self, other)]
         return facts[0] == facts[1] and (self.crop is None or np.array_equal(self.mask, other.mask))  # type: ignore[arg-type]
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Detections(ImageResult, Sequence[Detection]):
@@ -152,8 +150,6 @@ class Detections(ImageResult, Sequence[Detection]):
             return NotImplemented
         return self.size == other.size and self.detections == other.detections
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         height, width = self.size
         found = [f"{n} {name}" for name, n in Counter(d.name for d in self).most_common()]
@@ -197,13 +193,7 @@ class Detections(ImageResult, Sequence[Detection]):
     def only(self, classes: str | Sequence[str]) -> Detections:
         """Return the result with some classes only.
 
-        Parameters
-        ----------
-        classes : names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`
-
-        Examples
-        --------
-        >>> len(result.only("car,truck"))  # doctest: +SKIP
+        `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
         """
         chosen = set(choose_classes(classes, self.metadata))
         return replace(self, detections=[d for d in self if d.category in chosen])
@@ -223,10 +213,6 @@ class Detections(ImageResult, Sequence[Detection]):
         labels : write class and score at each box
         opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all
-
-        Examples
-        --------
-        >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
         rgb, _ = self.canvas(image, opacity)  # masks on black keep their opacity: objects overlap
         shown = self if classes is None else self.only(classes)
@@ -242,12 +228,21 @@ class Detections(ImageResult, Sequence[Detection]):
         Parameters
         ----------
         image_id : id of the image; in a dataset folder, the file name without its ending
-
-        Examples
-        --------
-        >>> results = result.to_coco("val0")  # doctest: +SKIP
         """
-        return [coco_entry(d, image_id) for d in self]
+        entries = []
+        for d in self:
+            y0, x0, y1, x1 = d.box
+            entry: dict[str, Any] = {
+                "image_id": image_id,
+                "category_id": d.category,
+                "score": d.score,
+                "bbox": [x0, y0, x1 - x0, y1 - y0],
+            }
+            if d.crop is not None:
+                counts = encode_crop(d.crop, d.corner, d.size).decode("ascii")
+                entry["segmentation"] = {"size": list(d.size), "counts": counts}
+            entries.append(entry)
+        return entries
 
     def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.
@@ -256,11 +251,6 @@ class Detections(ImageResult, Sequence[Detection]):
         ------
         SeamsegError
             if the library is not installed
-
-        Examples
-        --------
-        >>> import supervision as sv  # doctest: +SKIP
-        >>> sv.BoxAnnotator().annotate(result.image.copy(), result.to_supervision())  # doctest: +SKIP
         """
         return supervision_detections(self._objects(), self.size, self.has_masks)
 
@@ -284,21 +274,6 @@ def choose_detections(
     if keep.all():
         return prediction
     return prediction.rows(np.flatnonzero(keep))
-
-
-def coco_entry(d: Detection, image_id: int | str) -> dict[str, Any]:
-    """Return an entry of COCO's results, see :meth:`Detections.to_coco`."""
-    y0, x0, y1, x1 = d.box
-    entry: dict[str, Any] = {
-        "image_id": image_id,
-        "category_id": d.category,
-        "score": d.score,
-        "bbox": [x0, y0, x1 - x0, y1 - y0],
-    }
-    if d.crop is not None:
-        counts = encode_crop(d.crop, d.corner, d.size).decode("ascii")
-        entry["segmentation"] = {"size": list(d.size), "counts": counts}
-    return entry
 
 
 def _named(d: PastedDetection, metadata: Metadata, size: tuple[int, int]) -> Detection:

@@ -104,8 +104,6 @@ class Panoptic(PanopticResult, ImageResult):
             return NotImplemented
         return np.array_equal(self.id_map, other.id_map) and self.segments == other.segments
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         height, width = self.size
         counts = Counter(s.name for s in self.segments if s.isthing and not s.iscrowd)
@@ -132,13 +130,7 @@ class Panoptic(PanopticResult, ImageResult):
     def only(self, classes: str | Sequence[str]) -> Panoptic:
         """Return the result with some classes only; pixels of others are void.
 
-        Parameters
-        ----------
-        classes : names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`
-
-        Examples
-        --------
-        >>> len(result.only("car,truck").segments)  # doctest: +SKIP
+        `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
         """
         kept = _only(self, choose_classes(classes, self.metadata))
         return replace(self, id_map=kept.id_map, segments=[_named(s, self.metadata) for s in kept.segments])
@@ -160,10 +152,6 @@ class Panoptic(PanopticResult, ImageResult):
         opacity : opacity of the colours, 0 to 1
         outlined : draw a contour around each thing
         classes : names of the classes to draw; None for all
-
-        Examples
-        --------
-        >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
         rgb, opacity = self.canvas(image, opacity)
         shown = self if classes is None else self.only(classes)
@@ -182,11 +170,6 @@ class Panoptic(PanopticResult, ImageResult):
         ----------
         image_id : id of the image in the list of images
         file_name : file name of the id image, `<image_id>.png` by default
-
-        Examples
-        --------
-        >>> annotation, id_map = result.to_coco(17)  # doctest: +SKIP
-        >>> annotation["segments_info"][0]["category_id"]  # doctest: +SKIP
         """
         segments = [s for s in self.segments if not s.iscrowd]
         annotation, values = encode_panoptic(image_id, segments, class_infos(self.metadata), self.metadata.palette)
@@ -205,11 +188,6 @@ class Panoptic(PanopticResult, ImageResult):
         ------
         SeamsegError
             if the library is not installed
-
-        Examples
-        --------
-        >>> import supervision as sv  # doctest: +SKIP
-        >>> sv.MaskAnnotator().annotate(result.image.copy(), result.to_supervision())  # doctest: +SKIP
         """
         return supervision_detections(self._objects(stuff), self.size, has_masks=True)
 

@@ -76,8 +76,6 @@ class SemanticMap(ImageResult):
         same = self.probability is None or np.array_equal(self.probability, other.probability)  # type: ignore[arg-type]
         return same and np.array_equal(self.classes, other.classes)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         height, width = self.size
         names = [name for name, *_ in sorted(self.shares(), key=lambda share: -share[3])]
@@ -118,9 +116,7 @@ class SemanticMap(ImageResult):
     def only(self, classes: str | Sequence[str]) -> SemanticMap:
         """Return the result with some classes only; pixels of others are void.
 
-        Parameters
-        ----------
-        classes : names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`
+        `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
         """
         return replace(self, classes=_only(self.classes, choose_classes(classes, self.metadata)))
 
@@ -143,12 +139,7 @@ class SemanticMap(ImageResult):
         return class_map_result(self.classes)
 
     def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
-        """Return the classes in COCO's format of results: for each class that occurs its mask as run lengths (RLE).
-
-        Parameters
-        ----------
-        image_id : id of the image
-        """
+        """Return the classes in COCO's format of results: for each class that occurs its mask as run lengths (RLE)."""
         entries = []
         for _, category, _, _ in self.shares():
             counts = encode_crop(self.classes == category, (0, 0), self.size).decode("ascii")
