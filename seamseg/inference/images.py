@@ -92,32 +92,22 @@ class PreparedImage:
         return self.pixels.nbytes + (0 if self.rgb is None else self.rgb.nbytes)
 
 
-@dataclass(frozen=True)
-class ImagePreparation:
-    """Prepares images of `input_size` for the network, for the Python API and the command line alike.
+def prepare_image(
+    given: ImageInput, input_size: InputSize, keep_rgb: bool = False, keep_source: bool = False
+) -> PreparedImage:
+    """Prepare an image for a network of an input size; errors as of :func:`as_image` and :func:`network_input`.
 
-    It keeps the pixels of the image itself (`keep_rgb`), and its path or a copy (`keep_source`).
+    Keep the pixels of the image itself (`keep_rgb`), and its path or a copy (`keep_source`).
     """
-
-    input_size: InputSize
-    keep_rgb: bool = False
-    keep_source: bool = False
-
-    def __call__(self, given: ImageInput) -> PreparedImage:
-        """Prepare an image; errors as of :func:`as_image` and :func:`network_input`."""
-        # the decoded image is not kept: it may be larger than everything else
-        image = as_image(given)
-        source: Path | Image.Image | None = None
-        if self.keep_source:
-            # the caller may reuse the buffer of an image
-            source = Path(given) if isinstance(given, (str, Path)) else image.copy()
-        return PreparedImage(
-            network_input(image, self.input_size),
-            (image.height, image.width),
-            pixels_of(image) if self.keep_rgb else None,
-            source,
-            image.info.get(SEVERAL_FRAMES, False),
-        )
+    # the decoded image is not kept: it may be larger than everything else
+    image = as_image(given)
+    source: Path | Image.Image | None = None
+    if keep_source:
+        # the caller may reuse the buffer of an image
+        source = Path(given) if isinstance(given, (str, Path)) else image.copy()
+    pixels = network_input(image, input_size)
+    rgb = pixels_of(image) if keep_rgb else None
+    return PreparedImage(pixels, (image.height, image.width), rgb, source, image.info.get(SEVERAL_FRAMES, False))
 
 
 def network_input(image: Image.Image, size: InputSize) -> np.ndarray:

@@ -17,7 +17,7 @@ from seamseg.config import Config
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.images import ImageInput, ImagePreparation, equal_size_batches, is_single_image, size_options
+from seamseg.inference.images import ImageInput, equal_size_batches, is_single_image, prepare_image, size_options
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.results import RESULTS, ImageResult, result_of
 from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles
@@ -213,7 +213,7 @@ class Predictor(Generic[R]):
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)
 
-        prepared = map(ImagePreparation(self.input_size, keep_source=keep_image), images)
+        prepared = (prepare_image(image, self.input_size, keep_source=keep_image) for image in images)
         for group in equal_size_batches(prepared, batch_size, lambda i: i.pixels.shape, in_order=True, tiling=tiling):
             for one, raw in zip(group, self.raw([i.pixels for i in group], tiling)):
                 prediction = self.in_units(raw, one.size)

@@ -11,7 +11,7 @@ from typing import Any
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
-from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
+from seamseg.inference.images import PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import pixel_count
 from seamseg.maps.predictions import ArrayPrediction
@@ -128,8 +128,7 @@ def predict_all(
     with ExitStack() as locked:
         earlier = _begin(folder, sources, restart, world, group, locked)
         keep_rgb = any(w.needs_photo for w in folder.writers)
-        prepare = ImagePreparation(predictor.input_size, keep_rgb)
-        reader = ImageReader(sources, prepare, earlier, world.rank, world.size)
+        reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
         # closed after an error, too, so that this thread gives back the turn of a large image
         images: Iterator[DecodedImage | UnreadableSource] = locked.enter_context(closing(reader.read(workers)))
         if world.is_main:

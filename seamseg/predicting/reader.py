@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
-from PIL import Image
-
-from seamseg.inference.images import PreparedImage
+from seamseg.data.input_size import InputSize
+from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.maps.images import pixel_count
 from seamseg.predicting.manifest import Done
 from seamseg.predicting.source import Source, Video, VideoFrame
@@ -48,7 +47,8 @@ class ImageReader:
     def __init__(
         self,
         sources: Sequence[Source | Video],
-        prepare: Callable[[Image.Image], PreparedImage],
+        input_size: InputSize,
+        keep_rgb: bool,
         done: Mapping[str, Done],
         rank: int = 0,
         size: int = 1,
@@ -57,7 +57,8 @@ class ImageReader:
         images = [s for s in sources if isinstance(s, Source) and not self._is_done(s)]
         self.images = images[rank::size]
         self.videos = [s for s in sources if isinstance(s, Video)]
-        self.prepare = prepare
+        self.input_size = input_size
+        self.keep_rgb = keep_rgb
         self.rank = rank
         self.size = size
 
@@ -103,7 +104,7 @@ class ImageReader:
         source = item.source
         try:
             with keep_turn():
-                image = self.prepare(item.open())
+                image = prepare_image(item.open(), self.input_size, self.keep_rgb)
             return_memory(image.size[0] * image.size[1])
             return DecodedImage(source, stamp, image)
         except UnreadableImage as error:  # its text names the image

@@ -12,7 +12,7 @@ from support.micro import narrow_body
 import seamseg
 from seamseg.config import default_config
 from seamseg.inference import images as photos
-from seamseg.inference.images import ImagePreparation, as_image, equal_size_batches
+from seamseg.inference.images import as_image, equal_size_batches, prepare_image
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.errors import InputError
 
@@ -141,7 +141,7 @@ def test_sizes_and_pixels():
         with pytest.raises(InputError, match="network size"):
             photos.input_size(config(), *sizes)
     image = Image.new("RGB", (6, 4))
-    kept, bare = (ImagePreparation(size, keep_rgb=keep)(image) for keep in (True, False))
+    kept, bare = (prepare_image(image, size, keep_rgb=keep) for keep in (True, False))
     assert kept.size == (4, 6)
     assert kept.rgb.shape == (4, 6, 3)
     assert bare.rgb is None

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from seamseg.data.input_size import InputSize
-from seamseg.inference.images import ImagePreparation
 from seamseg.maps.images import open_image
 from seamseg.predicting import reader
 from seamseg.predicting.find import find_sources
@@ -29,7 +28,7 @@ def test_threads_of_huge_photos_hold_one_each(tmp_path, monkeypatch):
         return open_image(self.path)
 
     monkeypatch.setattr(Source, "open", open_)
-    images = ImageReader(find_sources(tmp_path), ImagePreparation(InputSize(), keep_rgb=True), {})
+    images = ImageReader(find_sources(tmp_path), InputSize(), True, {})
     for source, _, _ in images.read(2):
         received.append(source.name)
         time.sleep(0.2)
@@ -51,7 +50,7 @@ def test_a_large_image_is_decoded_alone(tmp_path, monkeypatch):
         return open_image(self.path)
 
     monkeypatch.setattr(Source, "open", open_)
-    images = ImageReader(find_sources(tmp_path), ImagePreparation(InputSize(), keep_rgb=True), {})
+    images = ImageReader(find_sources(tmp_path), InputSize(), True, {})
     assert [source.name for source, _, _ in images.read(2)] == list("abcde")
     assert threads["c"] == (threading.main_thread(), ["c"])
     assert threading.main_thread() not in [thread for name, (thread, _) in threads.items() if name != "c"]

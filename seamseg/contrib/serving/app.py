@@ -27,7 +27,7 @@ from starlette.routing import Route
 from seamseg.contrib.serving.batching import Batcher
 from seamseg.contrib.serving.encoding import Content, ResultEncoder
 from seamseg.contrib.serving.options import ServeLimits
-from seamseg.inference.images import ImagePreparation, PreparedImage
+from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import decoding_memory, open_image
 from seamseg.maps.report.page import Page, page_frame
@@ -94,7 +94,7 @@ class Service:
         self._encoder = ResultEncoder(predictor)
         self._network = predictor.network
         self._kind = predictor.kind
-        self._prepare = ImagePreparation(predictor.input_size)
+        self._prepare = partial(prepare_image, input_size=predictor.input_size)
         # no format of a panoptic network reads its detections
         predictor.map_only = predictor.kind == "panoptic"
         self._max_pixels = int(options.max_megapixels * 1e6)
