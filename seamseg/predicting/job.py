@@ -126,7 +126,15 @@ def predict_all(
     # processes work independently for hours, and some longer than others
     group = long_timeout_group(world)
     with ExitStack() as locked:
-        earlier = _begin(folder, sources, restart, world, group, locked)
+        earlier: dict[str, Done] = {}
+        with raised_by_all(world, group):
+            if world.is_main:
+                try:
+                    locked.enter_context(folder.lock())
+                    earlier = folder.begin(sources, restart)
+                except OSError as error:
+                    raise SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}") from error
+        earlier = broadcast_object(world, earlier, group)
         keep_rgb = any(w.needs_photo for w in folder.writers)
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
         # closed after an error, too, so that this thread gives back the turn of a large image
@@ -147,26 +155,6 @@ def predict_all(
             folder.finish()
     done, failed, found, several_frames, redone = map(sum, zip(*lines))
     return RunSummary(done, failed, len(earlier) - redone, done > 0 and not found, several_frames)
-
-
-def _begin(
-    folder: OutputFolder,
-    sources: Sequence[Source | Video],
-    restart: bool,
-    world: World,
-    group: object,
-    locked: ExitStack,
-) -> dict[str, Done]:
-    """Lock the folder and return what earlier runs have done; an error in the main process is raised by all."""
-    found = None
-    with raised_by_all(world, group):
-        if world.is_main:
-            try:
-                locked.enter_context(folder.lock())
-                found = folder.begin(sources, restart)
-            except OSError as error:
-                raise SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}") from error
-    return broadcast_object(world, found, group)
 
 
 class _PredictionLoop:
