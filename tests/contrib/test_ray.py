@@ -109,7 +109,8 @@ def test_wrong_use(actor, micro_run, monkeypatch):
         actor({"path": []})
     with pytest.raises(InputError, match="`batch_size=0`: must be at least 1"):
         PanopticActor(micro_run, batch_size=0)
-    monkeypatch.setattr(type(actor.model), "kind", "semantic")
+    monkeypatch.setattr(actor.model, "kind", "semantic")
+    monkeypatch.setattr("seamseg.load", lambda *_, **__: actor.model, raising=False)
     with pytest.raises(InputError, match="a model of kind semantic; PanopticActor needs a panoptic one"):
         PanopticActor(micro_run, device="cpu")
 
