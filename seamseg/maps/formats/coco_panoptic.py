@@ -29,15 +29,10 @@ class Annotation:
 
 @dataclass(frozen=True)
 class CocoPanoptic:
-    """A COCO panoptic JSON and the folder of its PNGs.
+    """A COCO panoptic JSON, the folder of its PNGs, and its annotations in the order of the file.
 
-    Attributes
-    ----------
-    path, folder : path of the JSON, and folder of the PNGs
-    annotations : annotations in the order of the file
-    categories : None if the file has none, which is valid for predictions
-    photo_names : file name of the image by image id, for the images listed in the file
-    colours : colours by category id, for the categories with a colour
+    `categories` is None if the file has none, which is valid for predictions. `photo_names` has the file name of the
+    image by image id, for the images listed in the file; `colours` those of the category ids with a colour.
     """
 
     path: Path
@@ -66,18 +61,7 @@ def default_folder(json_path: Path) -> Path:
 
 
 def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) -> CocoPanoptic:
-    """Read a COCO panoptic JSON; the PNGs are read later, one by one.
-
-    Parameters
-    ----------
-    json_path : the JSON
-    folder : folder of the PNGs; by default the JSON's path without `.json`
-
-    Raises
-    ------
-    InputError
-        if the file or the folder is missing or invalid
-    """
+    """Read a COCO panoptic JSON; the PNGs, by default in its path without `.json`, are read later, one by one."""
     path = Path(json_path)
     content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
@@ -103,18 +87,9 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
 
 
 def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
-    """Parse the segments of an image and look up their dense classes.
+    """Parse the segments of an image and look up their dense classes by `category_id`; `source` names the JSON.
 
-    Parameters
-    ----------
-    annotation : annotation of the image
-    class_of : dense class by `category_id`
-    source : the JSON, for errors
-
-    Raises
-    ------
-    InputError
-        if a segment has no id or class, is listed twice, or has an unknown category
+    A segment without id or class, listed twice, or with an unknown category is an InputError.
     """
     segments, ids = [], set()
     for entry in annotation.segments_info:

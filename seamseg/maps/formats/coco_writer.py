@@ -155,18 +155,9 @@ class CocoPanopticWriter:
 def encode_panoptic(
     image_id: int | str, segments: Sequence[Segment], classes: Sequence[ClassInfo], palette: Sequence[tuple[int, ...]]
 ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """Convert the segments of an image to the COCO panoptic format.
+    """Convert the segments of an image to its entry in the JSON and `(id, value)` of each for :func:`write_id_png`.
 
-    Parameters
-    ----------
-    image_id : id of the image; its PNG is `<image_id>.png`
-    segments : segments in any order, which is preserved
-    classes, palette : classes and colours of the data set; the ids are close to the colours of the classes
-
-    Returns
-    -------
-    annotation : entry of the JSON
-    values : `(id, value)` of each segment, for :func:`seamseg.maps.formats.id_png.write_id_png`
+    The values are ids close to the colours of the classes (`palette`); the order of the segments is preserved.
     """
     new_ids = _assign_ids(segments, palette)
     annotation = {

@@ -33,12 +33,8 @@ _BLACK: Color = (0, 0, 0)
 def label_colors(metadata: Metadata) -> list[Color]:
     """Return the colours of the classes for `labelmap.txt`: of the palette, if they are distinct and not black.
 
-    A stuff class `background` is black, the label that each `labelmap.txt` has.
-
-    Raises
-    ------
-    InputError
-        if the name of a class cannot be written
+    A stuff class `background` is black, the label that each `labelmap.txt` has. A name that cannot be written is an
+    InputError.
     """
     has_rest = BACKGROUND in metadata.categories[: metadata.num_stuff]
     names = [name for name in metadata.categories if not (has_rest and name == BACKGROUND)]
@@ -68,13 +64,7 @@ def labelmap_text(metadata: Metadata, colors: Sequence[Color]) -> str:
 
 
 def parse_labelmap(text: str, source: str) -> dict[str, Color]:
-    """Return the colour of each label of a `labelmap.txt`, in its order.
-
-    Raises
-    ------
-    InputError
-        naming `source` and the line, if it is invalid, or two labels have one name or colour
-    """
+    """Return the colour of each label of a `labelmap.txt`, in its order; InputError names `source` and the line."""
     found: dict[str, Color] = {}
     colors: set[Color] = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -102,21 +92,10 @@ def code_of(color: Sequence[int]) -> int:
 def encode_masks(
     ids: np.ndarray, segments: Sequence[SegmentLike], colors: Sequence[Color], image: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of the colours of both images, `H x W` uint32.
+    """Return the codes of the colours of both images of a map of segment ids, `H x W` uint32; other ids are void.
 
-    Stuff is an object, too: CVAT keeps no pixel without one. Crowds have a label but no object.
-
-    Parameters
-    ----------
-    ids : `H x W` segment ids, 0 void
-    segments : segments of the map; other ids are void
-    colors : colours of the classes
-    image : name of the image, for errors
-
-    Raises
-    ------
-    InputError
-        if there are too many objects
+    Stuff is an object, too: CVAT keeps no pixel without one. Crowds have a label but no object. Too many objects are an
+    InputError that names the image.
     """
     single = [s.id for s in segments if not s.iscrowd and colors[s.category] != _BLACK]
     if len(single) > MAX_OBJECTS:

@@ -178,9 +178,7 @@ class ExportedMetadata:
     def inputs(self, image: np.ndarray) -> dict[str, np.ndarray]:
         """Return the inputs by name for an image, at the size of the network's input; not for classifiers.
 
-        Parameters
-        ----------
-        image : `H x W x 3` uint8 RGB, not larger than :attr:`max_size`; it is padded at the bottom and on the right
+        The image, `H x W x 3` uint8 RGB, not larger than :attr:`max_size`, is padded at the bottom and on the right.
         """
         height, width = size = int(image.shape[0]), int(image.shape[1])
         padded = np.zeros((1, 3, *self.padded_size(size)), np.uint8)
@@ -201,13 +199,7 @@ class ExportedMetadata:
 
     @staticmethod
     def from_json(text: str, source: str) -> ExportedMetadata:
-        """Read the text of a file; `source` names the file in errors.
-
-        Raises
-        ------
-        InputError
-            if it is damaged, of a later format, or its values are out of range
-        """
+        """Read the text of the file `source`; InputError if it is damaged, of a later format, or out of range."""
         content = _parse(text, source)
         metadata = _classes(content.pop("metadata"), content["kind"], source)
         own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}

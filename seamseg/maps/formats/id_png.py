@@ -43,10 +43,7 @@ _FAST_HEADER = bytes((8, 2, 0, 0, 0))
 def read_id_png(path: str | Path, data: bytes | None = None) -> np.ndarray:
     """Read the segment ids of a panoptic PNG, `H x W` uint32; of its content, if `data` is given.
 
-    Raises
-    ------
-    InputError
-        if the file is missing, broken or has more than 8 bits a channel
+    A missing or broken file, or one of more than 8 bits a channel, is an InputError.
     """
     ids = _read(path, data)
     return ids.dense() if isinstance(ids, IdRuns) else ids
@@ -69,20 +66,10 @@ def png_size(path: str | Path) -> tuple[int, int] | None:
 
 
 def write_id_png(path: str | Path, ids: IdMap, values: Sequence[tuple[int, int]] | None = None) -> None:
-    """Write segment ids as a panoptic PNG, atomically and in bands of rows; missing folders are created.
+    """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, atomically and in bands of rows.
 
-    Parameters
-    ----------
-    path : path of the file
-    ids : `H x W` in `0 .. 2^24-1`
-    values : `(id, value)` of each segment, to write the values in place of the ids; those of other ids are 0
-
-    Raises
-    ------
-    ValueError
-        if the map has no pixels, or an id or value is out of range
-    SeamsegError
-        if the file cannot be written
+    With `values`, `(id, value)` of each segment, these are written in place of the ids; those of other ids are 0. A map
+    without pixels, and an id or value out of range, are a ValueError.
     """
     parts = _parts(ids, values)
     with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
@@ -185,15 +172,7 @@ def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None
 def check_png(data: bytes, complete: bool) -> None:
     """Check what Pillow does not: the checksums of a PNG, and that no rows are missing, which it fills with black.
 
-    Parameters
-    ----------
-    data : content of the file
-    complete : whether rows are not counted, as the last one of the decoded image is not black
-
-    Raises
-    ------
-    ValueError
-        if the file is damaged
+    With `complete`, rows are not counted, as the last one of the decoded image is not black. Damage is a ValueError.
     """
     header, parts = b"", []
     for kind, content in _chunks(data):

@@ -24,15 +24,7 @@ def write_grey_png(path: Path, values: np.ndarray) -> None:
 
 
 def label_map(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence[int], void: int) -> np.ndarray:
-    """Convert a panoptic map to labels, `H x W` uint8.
-
-    Parameters
-    ----------
-    ids : `H x W` segment ids, 0 void
-    segments : segments of the map; other ids are void
-    labels : label of each class, 0 to 255
-    void : label of void
-    """
+    """Convert a panoptic map, `H x W` segment ids, to labels, `H x W` uint8, by class; other ids are void."""
     return look_up(ids, [(s.id, labels[s.category]) for s in segments], np.uint8, void)
 
 
@@ -48,19 +40,8 @@ def instance_map(
 ) -> np.ndarray:
     """Convert a panoptic map to instances, `H x W` uint16: `label * per_label + number`, numbers from 0.
 
-    Parameters
-    ----------
-    ids, segments, labels : see :func:`label_map`
-    num_stuff : number of stuff classes, which precede the things
-    per_label : number of values per label
-    alone : stuff and crowds are `label * alone`
-    void : value of void
-    image : name of the image, for errors
-
-    Raises
-    ------
-    InputError
-        if a class has more than `per_label` instances
+    Stuff and crowds are `label * alone`. See :func:`label_map` for the others; `image` is its name, for the InputError
+    of a class with more than `per_label` instances.
     """
     numbers: Counter[int] = Counter()
     values = []

@@ -53,10 +53,7 @@ def _encode_runs(start: np.ndarray, end: np.ndarray, pixels: int) -> list[int]:
 def decode_brush(data: bytes, size: tuple[int, int]) -> np.ndarray:
     """Decode the bytes of a brush region to a mask `H x W` bool: the pixels that are not transparent.
 
-    Raises
-    ------
-    ValueError
-        if they are not of an image of this `(height, width)`, or broken
+    Bytes that are broken, or of an image of another `(height, width)`, are a ValueError.
     """
     # as text: the fields have any number of bits and start at any bit
     text = (np.unpackbits(np.frombuffer(data, np.uint8)) + ord("0")).tobytes().decode("ascii")
@@ -86,11 +83,7 @@ def decode_brush(data: bytes, size: tuple[int, int]) -> np.ndarray:
 def task(result: PanopticResult, metadata: Metadata, image: str) -> dict[str, Any]:
     """Return a task with a panoptic map as its prediction; crowds, which are no objects, are omitted.
 
-    Parameters
-    ----------
-    result : result at the size of the image
-    metadata : names of the classes
-    image : address of the image for Label Studio
+    `image` is the address of the image for Label Studio.
     """
     height, width = result.size
     shown = [s for s in result.segments if not s.iscrowd]

@@ -89,24 +89,12 @@ def class_infos(metadata: Metadata) -> list[ClassInfo]:
 
 
 def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
-    """Read `metadata.bin`, of at most `limit` bytes.
-
-    Raises
-    ------
-    InputError
-        if the file is missing, too large, invalid or inconsistent
-    """
+    """Read `metadata.bin`, of at most `limit` bytes; InputError if it is missing, invalid or inconsistent."""
     return parse_metadata(read_bytes(Path(path), "metadata file", limit), str(path))
 
 
 def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
-    """Parse the bytes of `metadata.bin`; `source` names them in errors.
-
-    Raises
-    ------
-    InputError
-        if the content is invalid or inconsistent
-    """
+    """Parse the bytes of `metadata.bin`; `source` names them in the InputError of invalid ones."""
     try:
         content = _unpack(BytesIO(data))
     except KeyError as error:
@@ -124,11 +112,6 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
     """Create metadata from the content of `meta` in `metadata.bin`; `source` names it in errors.
 
     Colours after those of the classes are left out: the original takes palettes that are padded to 256 entries.
-
-    Raises
-    ------
-    InputError
-        if a key is missing or the content is inconsistent
     """
     try:
         names, palette = _list(meta, "categories"), _list(meta, "palette", VOID + 1)

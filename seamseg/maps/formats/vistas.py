@@ -25,13 +25,7 @@ _LARGEST_LABEL = 255
 
 
 def vistas_labels(metadata: Metadata, source: str) -> list[int]:
-    """Return the label of each class, its `original_ids`.
-
-    Raises
-    ------
-    InputError
-        if two are equal, or one does not fit into a byte together with void; `source` names the classes
-    """
+    """Return the label of each class, its `original_ids`; InputError if two are equal, or one does not fit a byte."""
     ids = [int(i) for i in metadata.original_ids]
     twice = next((i for k, i in enumerate(ids) if i in ids[:k]), None)
     if twice is not None:
@@ -66,12 +60,8 @@ def photo_stem(name: str) -> str:
 def group_labels(metadata: Metadata, labels: Sequence[int], source: str) -> dict[int, int]:
     """Assign labels after that of void to the crowds of each class that is not a group itself.
 
-    They are named `<class>-group` and not evaluated, like the groups of Vistas 2.0.
-
-    Raises
-    ------
-    InputError
-        if there are too many labels, or a class has the name of a group; `source` names the data set
+    They are named `<class>-group` and not evaluated, like the groups of Vistas 2.0. Too many labels, or a class with
+    the name of a group, are an InputError.
     """
     crowds = {c for image in metadata.images for c, crowd in zip(image.cat, image.iscrowd) if crowd}
     classes = [c for c in sorted(crowds) if metadata.is_thing(c) and not is_group(metadata.categories[c])]

@@ -37,17 +37,11 @@ def add_skipped(skips: Skips, reason: str, item: object, count: int = 1) -> None
 
 @dataclass
 class SplitAccount:
-    """The used and the skipped parts of a split.
+    """The used and the skipped parts of a split; numbers of segments without the background, of objects with crowds.
 
-    Attributes
-    ----------
-    images : number of used images
-    segments : number of their segments, including objects, without the background
-    objects : number of their objects, including crowds
-    skipped : what was not used, by reason
-    frames : by id of an image, the `stamp` of its sources and of the options, and reason and name of each of its
-        `skipped` objects, and its `void` pixels; empty for a data set of an earlier version
-    void : share of the pixels that are void
+    `frames` has by id of an image the `stamp` of its sources and of the options, reason and name of each of its
+    `skipped` objects, and its `void` pixels; it is empty for a data set of an earlier version. `void` is the share of
+    the pixels.
     """
 
     images: int = 0
@@ -71,13 +65,7 @@ AccountOf = Callable[[list[dict[str, Any]]], SplitAccount]
 
 
 def read_accounts(root: Path) -> dict[str, SplitAccount]:
-    """Return the accounts of a dataset folder by split; empty if it has none.
-
-    Raises
-    ------
-    InputError
-        if the file has other content
-    """
+    """Return the accounts of a dataset folder by split; empty if it has none, InputError for other content."""
     path = root / FILE
     if not path.is_file():
         return {}
@@ -113,18 +101,9 @@ def write_accounts(root: Path, accounts: dict[str, SplitAccount]) -> None:
 def account_of(
     records: Sequence[dict[str, Any]], skipped: Mapping[str, tuple[int, str]] = {}, background: int | None = None
 ) -> SplitAccount:
-    """Return the account of a split.
+    """Return the account of a split; InputError if all objects of its images were skipped.
 
-    Parameters
-    ----------
-    records : of its images
-    skipped : what the source has besides these images
-    background : the class that is not counted
-
-    Raises
-    ------
-    InputError
-        if all objects were skipped
+    `records` are those of its images, `skipped` is what the source has besides, the class `background` is not counted.
     """
     frames = {record["id"]: {key: record[key] for key in ("stamp", "skipped", "void")} for record in records}
     segments = sum(category not in (VOID, background) for record in records for category in record["cat"])

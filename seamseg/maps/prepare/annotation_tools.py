@@ -55,18 +55,9 @@ def prepare_cvat(
     Pixels of things without an object are a crowd; the label `background` is void unless the class list has it, or has
     things only (:func:`seamseg.maps.prepare.class_file.with_background`).
 
-    Parameters
-    ----------
-    splits : by name of the list `(photos, export)`, folders or archives. If an export has several lists, that of this
-        name is used
-    class_list : see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for `classes.json` in the first
-        export
-    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
-
-    Raises
-    ------
-    InputError
-        if a file is missing or invalid, or a label is not in the class list
+    `splits` has by name of the list `(images, export)`, folders or archives; if an export has several lists, that of
+    this name is used. `class_list`: see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for
+    `classes.json` in the first export.
     """
     options = options.begin()
     exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
@@ -87,21 +78,12 @@ def prepare_label_studio(
     """Convert tasks of Label Studio: brush regions and polygons.
 
     Of the annotations of a task that were not cancelled, that of the ground truth counts, else the last one with
-    regions; without annotations the last prediction. Overlapping things are stored
-    in layers of the mask, the smallest in the first; stuff gets the pixels that no thing covers. Pixels without a
-    region are of the stuff class `background` if there is one, else void.
+    regions; without annotations the last prediction. Overlapping things are stored in layers of the mask, the smallest
+    in the first; stuff gets the pixels that no thing covers. Pixels without a region are of the stuff class
+    `background` if there is one, else void.
 
-    Parameters
-    ----------
-    splits : by name of the list `(photos, tasks)`; tasks are a JSON file, or a folder or archive of them
-    class_list : see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for `classes.json` beside the first
-        tasks
-    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
-
-    Raises
-    ------
-    InputError
-        if a file is missing or invalid, or a label is not in the class list
+    `splits` has by name of the list `(images, tasks)`; tasks are a JSON file, or a folder or archive of them.
+    `class_list`: see :func:`prepare_cvat`.
     """
     options = options.begin()
     files = {name: _task_files(given[1]) for name, given in splits.items()}

@@ -18,20 +18,11 @@ from seamseg.utils.files import replacing
 def thing_annotations(
     ids: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], classes: Metadata
 ) -> list[dict[str, Any]]:
-    """Return the annotations of the things of one image, including crowds.
+    """Return the annotations of the things of an image, including crowds, by increasing id.
 
-    All instances are encoded from the runs of equal ids along the columns, computed once per image.
-
-    Parameters
-    ----------
-    ids : `L x H x W` instance ids, 0 void; layers hold different ids
-    cat, iscrowd : class and crowd flag by id
-    classes : defines which classes are things
-
-    Returns
-    -------
-    dicts by increasing id, with `category_id`, `iscrowd`, `area` (pixels), `bbox` (`[x, y, width, height]`),
-    `segmentation` (compressed RLE with its counts as a string), `width`, `height`; ids without pixels are omitted
+    `ids` are `L x H x W`, 0 void; layers hold different ids, and ids without pixels are omitted. All instances are
+    encoded from the runs of equal ids along the columns, computed once per image. `segmentation` is a compressed RLE
+    with its counts as text.
     """
     height, width = ids.shape[-2:]
     found: dict[int, dict[str, Any]] = {}
@@ -58,20 +49,11 @@ def mask_runs(mask: np.ndarray) -> Runs:
 
 
 def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
-    """Decode the counts of an RLE of COCO.
+    """Decode the counts of an RLE of COCO for an image of `pixels` pixels; ValueError if they are invalid.
 
-    Unlike `pycocotools.mask.decode` this takes neither the time nor the memory of a whole mask.
-
-    Parameters
-    ----------
-    counts : lengths of the runs outside and inside the mask in turns, or those compressed to ASCII: the differences to
-        the last but one, five bits a character, lowest first
-    pixels : number of pixels of the image
-
-    Raises
-    ------
-    ValueError
-        if the counts are broken, negative, or more than the image has pixels
+    The counts are lengths of the runs outside and inside the mask in turns, or those compressed to ASCII: the
+    differences to the last but one, five bits a character, lowest first. Unlike `pycocotools.mask.decode` this takes
+    neither the time nor the memory of a whole mask.
     """
     if isinstance(counts, (bytes, str)):
         text = counts.encode("ascii", "ignore") if isinstance(counts, str) else counts
@@ -110,14 +92,10 @@ def _rle(start: np.ndarray, length: np.ndarray, height: int, width: int) -> dict
 
 
 def write_coco_json(path: Path, classes: Metadata, images: Iterable[Mapping[str, Any]]) -> None:
-    """Write a COCO detection file atomically.
+    """Write `coco/<split>.json` atomically, with the thing classes as categories, by their index.
 
-    Parameters
-    ----------
-    path : `coco/<split>.json`
-    classes : the thing classes become the categories, with the ids of `metadata.bin`
-    images : mappings with `id`, `file_name`, `size` and `annotations` from :func:`thing_annotations`; annotation ids
-        start at 1, since pycocotools treats a match with annotation 0 as no match
+    `images` have `id`, `file_name`, `size` and `annotations` of :func:`thing_annotations`. Annotation ids start at 1,
+    since pycocotools treats a match with annotation 0 as no match.
     """
     images = list(images)
     entries = (

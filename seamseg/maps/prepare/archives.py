@@ -46,15 +46,8 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 class ArchiveMember:
     """A file in an archive, with its offset, so that worker processes need not list the archive again.
 
-    Attributes
-    ----------
-    archive : the .zip or .tar file
-    path : path within the archive
-    method : compression method: 0 and 8 as in zip files, -1 in a tar file
-    offset : offset of the header (zip) or of the content (tar), in bytes
-    packed, size : length in the archive, and uncompressed
-    crc : checksum of the content, 0 in a tar file
-    conflict : file of another archive with the same path but other content, empty if there is none
+    `method` is 0 or 8 as in zip files, -1 in a tar file; `offset` that of the header (zip) or of the content (tar).
+    `crc` is 0 in a tar file. `conflict` is the file of another archive with the same path but other content, or empty.
     """
 
     archive: Path
@@ -68,7 +61,7 @@ class ArchiveMember:
 
     @property
     def name(self) -> str:
-        """Last component of the path."""
+        """The last component of the path."""
         return PurePosixPath(self.path).name
 
     @property
@@ -98,14 +91,7 @@ class ArchiveMember:
         return self._content() == other._content()
 
     def read_bytes(self, limit: int = PHOTO_BYTES, what: str = "image or map") -> bytes:
-        """Return the content.
-
-        Raises
-        ------
-        InputError
-            if it is larger than `limit` bytes, the limit of a `what`, if the archive is damaged, or if another archive
-            has a different file with this path
-        """
+        """Return the content of at most `limit` bytes, those of a `what`; InputError also for damage and conflicts."""
         self.check_conflict()
         return self._content(limit, what)
 
@@ -135,17 +121,9 @@ File = Path | ArchiveMember
 class SourceTree:
     """The folders of a source data set, including the content of the archives in them.
 
-    Parameters
-    ----------
-    root : a folder, or one archive
-    mounts : folders below `root` whose .zip and .tar files are read as if they had been unpacked there; a file on disk
-        takes precedence over one in an archive. Two archives may have the same file; different files with one path
-        cannot be read
-
-    Raises
-    ------
-    InputError
-        if it does not exist, or an archive is damaged or encrypted
+    `root` is a folder or an archive. The .zip and .tar files in `mounts`, folders below `root`, are read as if they had
+    been unpacked there; a file on disk takes precedence over one in an archive. Two archives may have the same file;
+    different files with one path cannot be read.
     """
 
     def __init__(self, root: str | Path, mounts: tuple[str, ...] = ("",)) -> None:

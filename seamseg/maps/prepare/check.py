@@ -164,15 +164,9 @@ def _stem(name: str, extensions: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """The statistics and problems of one image.
+    """The problems and statistics of one image: pixels by class (255 void), segments and crowds by class.
 
-    Attributes
-    ----------
-    id : id of the image
-    problems : problems of its files
-    pixels : number of pixels by class, 255 for void
-    segments, crowds : numbers by class
-    digest : checksum of the image file, empty if it cannot be read
+    `digest` is the checksum of the image file, empty if it cannot be read.
     """
 
     id: str
@@ -185,19 +179,12 @@ class ImageCheck:
 
 @dataclass(frozen=True)
 class Report:
-    """The statistics and problems of a data set.
+    """The statistics and problems of a data set; errors are before warnings.
 
-    Attributes
-    ----------
-    root : the folder
-    problems : errors before warnings
-    splits : number of images by list
-    images : statistics of each image, in the order of the metadata
-    classes : one row per class: `name`, `kind`, `images`, `segments`, `crowds`, `pixels`, `share` (fraction of the
-        pixels that are not void)
-    sizes : number of images by `(height, width)`, most frequent first
-    void : fraction of void pixels
-    accounts : what the conversion of each list used and skipped, as far as it is known
+    `splits` has the number of images by list, `images` the check of each in the order of the metadata. `classes` has a
+    row per class: `name`, `kind`, `images`, `segments`, `crowds`, `pixels`, `share` (of the pixels that are not void).
+    `sizes` has the number of images by `(height, width)`, most frequent first; `void` is the share of void pixels.
+    `accounts` has what the conversion of each list used and skipped, as far as it is known.
     """
 
     root: Path
@@ -236,22 +223,11 @@ class Report:
 
 
 def check_dataset(root: str | Path, workers: int | None = None, progress: ProgressCallback = no_progress) -> Report:
-    """Read every file of a data set and check consistency.
+    """Read every file of a data set and check consistency; InputError if it has no readable `metadata.bin`.
 
     Errors would stop training or invalidate scores: missing, unreadable or inconsistent files, ids without class, lists
     with unknown images. Warnings are often mistakes: classes that never occur, images without segments, unknown files,
     images that are in two splits.
-
-    Parameters
-    ----------
-    root : the dataset folder
-    workers : number of processes, None for one per processor
-    progress : wraps the checked images
-
-    Raises
-    ------
-    InputError
-        if `root` is not a dataset folder, or its `metadata.bin` cannot be read
     """
     folder = DatasetFolder(root)
     images = folder.metadata.images

@@ -38,23 +38,12 @@ _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
 def prepare_cityscapes(
     root: str | Path, out: str | Path, splits: Sequence[str] = tuple(SPLITS), options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
-    """Convert Cityscapes.
+    """Convert Cityscapes: `root` holds `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or their zip files.
 
     Stuff has one id per class and image; each instance of a thing class has its own id; pixels of a thing class that
-    belong to no single instance are one crowd. The 15 labels outside the benchmark become void. `train_extra`, with
-    its coarse annotations, becomes the split `coarse`. Call it again after an interruption: finished splits and images
-    are kept unless their sources have changed.
-
-    Parameters
-    ----------
-    root : folder with `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or with their zip files
-    out : the dataset folder
-    splits : any of `train`, `val`, `train_extra`; those missing in `root` are skipped
-
-    Raises
-    ------
-    InputError
-        if nothing is found, an image is missing or a file is invalid
+    belong to no single instance are one crowd. The 15 labels outside the benchmark become void. `train_extra`, with its
+    coarse annotations, becomes the split `coarse`; splits missing in `root` are skipped. Call it again after an
+    interruption: finished splits and images are kept unless their sources have changed.
     """
     options, tree = options.begin(), SourceTree(root)
     found = find_splits(
@@ -70,19 +59,7 @@ def prepare_cityscapes(
 
 
 def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> list[SourceFrame]:
-    """Return the annotated images of a split of raw Cityscapes, by name.
-
-    Parameters
-    ----------
-    tree : the raw tree
-    split : a key of :data:`SPLITS`
-    options : get the images without annotation
-
-    Raises
-    ------
-    InputError
-        if an annotation has no image
-    """
+    """Return the annotated images of a split of raw Cityscapes, by name; InputError if an annotation has no image."""
     kind = SPLITS[split][0]
     ending = f"_{kind}_instanceIds.png"
     folder = f"leftImg8bit/{split}"
@@ -108,13 +85,7 @@ def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> lis
 
 
 def read_instances(frame: SourceFrame) -> Instances:
-    """Read the instances of an `instanceIds` image: `label * 1000 + number`, or the label alone for a crowd or stuff.
-
-    Raises
-    ------
-    InputError
-        if the file is unreadable or has a value that is not a Cityscapes label
-    """
+    """Read an `instanceIds` image: `label * 1000 + number`, or the label alone for a crowd or stuff."""
     values = read_map(frame.annotation)
 
     def describe(value: int) -> tuple[int, int]:

@@ -51,11 +51,6 @@ def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
     `[void]` has `ids`, the void values, and `names`, labels that are void, separated by commas. JSON is a list of
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
     such a list as `categories` and optionally a list of the void values and labels as `void`.
-
-    Raises
-    ------
-    InputError
-        naming file and class, if something is missing or duplicate
     """
     return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path), kinds)
 
@@ -97,11 +92,6 @@ def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
 
     Whoever labels things only means that the rest is background. As void it would be ignored by losses and scores, and
     masks would fill their boxes. Where the list has stuff, a pixel without a label may be of any class: it stays void.
-
-    Parameters
-    ----------
-    listed : returned as it is if it has stuff, or a class with this name
-    options : `void_background` returns the list as it is
     """
     things = listed.classes
     full = things.num_classes == VOID or BACKGROUND in map(bare_name, things.categories)

@@ -81,17 +81,9 @@ def prepare_instances(
     `background`, which class lists of things only get (:func:`seamseg.maps.prepare.class_file.with_background`), else
     void.
 
-    Parameters
-    ----------
-    splits : by name of the list `(photos, JSON)` or `(photos, JSON, labels)`; folders or archives, and a file
-    class_list : stuff by the values of the label images, things by the category ids of the JSON; None for the
-        categories of the JSON alone, as things but for one named `background`, whose annotations are left out
-    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
-
-    Raises
-    ------
-    InputError
-        if a file is missing or invalid, or a category or value has no class
+    `splits` has by name of the list `(images, JSON)` or `(images, JSON, labels)`; folders or archives, and a file.
+    `class_list` has stuff by the values of the label images, things by the category ids of the JSON; None for the
+    categories of the JSON alone, as things but for one named `background`, whose annotations are left out.
     """
     options = options.begin()
     contents = {name: load_json(Path(given[1])) for name, given in splits.items()}
@@ -251,19 +243,11 @@ def stack_things(
     frame: SourceFrame,
     background: tuple[np.ndarray, list[int], list[int]] | None = None,
 ) -> Instances:
-    """Store objects in as many layers as needed, the smallest in the first.
+    """Store objects that may overlap in layers `L x H x W`: each in the first one that is free, singles before crowds.
 
-    Parameters
-    ----------
-    things : those without a pixel are skipped
-    size : `(height, width)` of the image
-    frame : the image, for errors
-    background : ids, class and crowd flag by id, for the pixels that no object covers
-
-    Raises
-    ------
-    InputError
-        if there are more than 65535 objects and segments, 64 layers, 256 Mi pixels in all layers, or 16 Mi runs
+    Of both the smaller come first. Objects without a pixel are skipped. `background` has ids, class and crowd flag by
+    id, for the pixels that no object covers. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all
+    layers, or 16 Mi runs are an InputError.
     """
     things = _within_limits(things, size, frame)
     area = [int(length.sum()) for (_, length), _, _ in things]
@@ -333,13 +317,9 @@ def _within_limits(things: Iterable[Thing], size: tuple[int, int], frame: Source
 def stack_regions(
     regions: Iterable[tuple[Runs, int]], size: tuple[int, int], frame: SourceFrame, classes: Metadata
 ) -> Instances:
-    """Store regions of things and stuff: things as :func:`stack_things`, stuff where no thing is, else background.
+    """Store regions (pixels and class, 255 for void) of things as :func:`stack_things`, of stuff where no thing is.
 
-    Parameters
-    ----------
-    regions : pixels and class, 255 for void; of overlapping stuff the last region counts
-    size, frame : see :func:`stack_things`
-    classes : defines which classes are things; pixels of no region are void without a stuff class `background`
+    Of overlapping stuff the last region counts. Pixels of no region are void without a stuff class `background`.
     """
     rest = background_class(classes)
     stuff = np.full(size[0] * size[1], 0 if rest is None else rest + 1, np.uint8)  # column by column
@@ -391,10 +371,7 @@ def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np
 def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame, where: str = "") -> Runs:
     """Decode polygons, RLE or compressed RLE for an image of `(height, width)`.
 
-    Raises
-    ------
-    InputError
-        if they are invalid, with `where` in front, or else the image of the frame
+    Invalid ones are an InputError with `where` in front, or else the image of the frame.
     """
     height, width = size
     try:

@@ -26,14 +26,10 @@ _LEAST_AREA = 40  # smaller things have no edge in the sheet, which would cover 
 
 
 def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: int | None = None) -> int:
-    """Write a JPEG or PNG with `count` images of a data set, image and mask blended.
+    """Write a JPEG or PNG with `count` images of a data set, image and mask blended; return the number of images in it.
 
     Images are chosen to show each class, if `count` allows it, and then evenly; images with errors are skipped. Things
     have white edges, crowds are hatched, void is dark. Names of classes that are not in the sheet are dim.
-
-    Returns
-    -------
-    number of images in the sheet
     """
     folder = DatasetFolder(report.root)
     chosen = choose_images(report.images, count)

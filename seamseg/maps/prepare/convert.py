@@ -32,16 +32,11 @@ class ConversionOptions:
     log : called with messages about missing or finished parts
     copy : copy images instead of hard-linking them
     symlink : make symbolic links instead of hard links
-    hold_out : fraction of the images that become the split `val`
+    hold_out : fraction of the images, from 0 to below 1, that become the split `val`
     no_crowds : read crowds of COCO instances as single objects
     void_background : leave pixels without a label void where the classes are things only; otherwise they get a stuff
         class `background`, see :func:`seamseg.maps.prepare.class_file.with_background`
     split, skipped : split whose files are found, and what was skipped by split; set by :meth:`begin`, :meth:`of_split`
-
-    Raises
-    ------
-    InputError
-        if the fraction is not from 0 to below 1
     """
 
     workers: int | None = None
@@ -73,15 +68,9 @@ class ConversionOptions:
         return replace(self, split=split)
 
     def skip(self, reason: str, item: object, count: int = 1) -> None:
-        """Record that items of the source are not used.
+        """Record that items of the source are not used, with the first of them and a reason as "image without labels".
 
-        Nothing is skipped silently: files and images are recorded here, objects in :attr:`Instances.skipped`.
-
-        Parameters
-        ----------
-        reason : what is skipped and why, as "image without labels"
-        item : the item, or the first of several, for example its file
-        count : number of items
+        Nothing is skipped silently: files and images are recorded here, objects in `Instances.skipped`.
         """
         add_skipped(self.skipped.setdefault(self.split, {}), reason, item, count)
 
@@ -92,14 +81,10 @@ class ConversionOptions:
         reason: str,
         expected: Callable[[str], bool] = lambda path: True,
     ) -> None:
-        """Record the files of a folder that are not used.
+        """Record the files of a folder, by path, that are not among the used ones.
 
-        Parameters
-        ----------
-        files : files of the folder by path
-        used : used files, by their names
-        reason : why a file is skipped whose path is `expected`; others are counted by their extension, but not archives
-            and annotations in text
+        `reason` is that of a file whose path is `expected`; others are counted by their extension, but not archives and
+        annotations in text.
         """
         names = set(map(str, used))
         for path, file in files.items():
@@ -125,15 +110,7 @@ _BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignore
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """The result of a conversion.
-
-    Attributes
-    ----------
-    metadata : content of `metadata.bin`
-    splits : number of images by list
-    accounts : what was used and skipped by list
-    missing : the splits that the source lacks
-    """
+    """The classes with their images, number of images and account by list, and the splits that the source lacks."""
 
     metadata: Metadata
     splits: dict[str, int]
@@ -155,13 +132,7 @@ def find_splits(
 def present_splits(
     found: Mapping[str, T | None], root: str | Path, expected: str, log: Callable[[str], None]
 ) -> tuple[dict[str, T], list[str]]:
-    """Return the splits with images, and the names of the others, which are logged.
-
-    Raises
-    ------
-    InputError
-        if no split has images; `expected` describes the expected content of `root`
-    """
+    """Return the splits with images, and the names of the others, which are logged; InputError if none has any."""
     present = {split: content for split, content in found.items() if content}
     missing = [split for split in found if split not in present]
     if not present:
@@ -178,21 +149,10 @@ def convert_splits(
     read: Reader,
     options: ConversionOptions,
 ) -> ConversionResult:
-    """Write the splits that `out` does not have yet.
+    """Write the splits (frames by name of the list) that the dataset folder `out` does not have yet.
 
-    Parameters
-    ----------
-    out : the dataset folder
-    classes : classes of the data set
-    splits : frames by name of the list
-    read : reads the instances of a frame; picklable
-    options : options of the conversion
-
-    Raises
-    ------
-    InputError
-        if a file is invalid (the data set then has the other images), two images have one id, or the images to hold
-        out are none or all
+    `read`, picklable, reads the instances of a frame. An invalid file is an InputError; the data set then has the other
+    images. Two images with one id, or none or all images held out, are one, too.
     """
     splits = _with_held_out(splits, options.hold_out)
     owner: dict[str, tuple[str, File]] = {}
@@ -282,17 +242,10 @@ def id_of(file_name: str) -> str:
 
 
 def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dict[int, int]]:
-    """Return the classes of a data set by the entries of a source: stuff first, else in source order.
+    """Return the classes of a data set, stuff first, else in source order, and the class by id in the source.
 
-    Parameters
-    ----------
-    entries : mappings with `id` (in the source), `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour
-        unlike the others; that of stuff named as background or void is then black, as void is drawn)
-
-    Returns
-    -------
-    classes : classes without images
-    class_of : class by id in the source
+    The entries of the source have `id`, `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour unlike the
+    others; stuff named as background or void is then black, as void is drawn).
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
     given = [

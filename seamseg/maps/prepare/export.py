@@ -96,12 +96,7 @@ class CityscapesGroundTruth:
     """`OUT/cityscapes/gtFine/<split>/<city>/<frame>_gtFine_{instanceIds,labelIds}.png` and images in `leftImg8bit/`.
 
     Instances are label * 1000 + number from 0 (16 bit), stuff and crowds the label alone, void is label 0. The split
-    `coarse` becomes `gtCoarse/train_extra`.
-
-    Raises
-    ------
-    InputError
-        if the data set has a class that is not in Cityscapes
+    `coarse` becomes `gtCoarse/train_extra`. A class that is not in Cityscapes is an InputError.
     """
 
     def __init__(self, folder: DatasetFolder, out: Path) -> None:
@@ -145,12 +140,7 @@ class VistasGroundTruth:
 
     Instances are label * 256 + number from 0 (16 bit); labels are the original ids of the classes, void is the label
     after the last. Crowds have a separate label, `<class>-group`, which is not evaluated. The splits `train` and `val`
-    are named `training` and `validation`.
-
-    Raises
-    ------
-    InputError
-        if the original ids of the classes are not valid labels
+    are named `training` and `validation`. Original ids that are no valid labels are an InputError.
     """
 
     def __init__(self, folder: DatasetFolder, out: Path) -> None:
@@ -303,21 +293,9 @@ def dataset_to_coco_panoptic(
     workers: int = 1,
     progress: ProgressCallback = no_progress,
 ) -> Path:
-    """Write the ground truth of a split in the COCO panoptic format, to evaluate predictions against the file.
+    """Write the ground truth of a split in the COCO panoptic format, to evaluate predictions against; return the path.
 
-    Image ids are as in the dataset folder.
-
-    Parameters
-    ----------
-    dataset : the dataset folder
-    split : name of the split
-    json_path, folder : see :class:`CocoPanopticWriter`
-    workers : number of threads
-    progress : wraps the images
-
-    Returns
-    -------
-    json_path
+    Image ids are as in the dataset folder; `workers` are threads.
     """
     writer = CocoPanopticWriter(json_path, dataset.metadata, folder)
 

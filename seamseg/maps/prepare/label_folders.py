@@ -82,19 +82,10 @@ def prepare_folders(
     of things only gets one (:func:`seamseg.maps.prepare.class_file.with_background`), also for the value 0 of label
     images unless the list has it. Overlapping things are stored in layers of the mask, the smallest in the first.
 
-    Parameters
-    ----------
-    splits : by name of the list `(photos, labels)` or `(photos, labels, instances)`; folders or archives. For a folder
-        `SegmentationClass` of Pascal VOC, the list of this name beside it selects the images
-    class_list : INI or JSON, see :func:`seamseg.maps.prepare.class_file.read_class_list`
-    divisor : if not 0, label images hold `class * divisor + instance`, and there are no instance images
-    suffixes : ends of the names of images, labels and instances before their extensions, as `_leftImg8bit`
-    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
-
-    Raises
-    ------
-    InputError
-        if a file is missing or invalid, or has a value or name that is not in the class list
+    `splits` has by name of the list `(images, labels)` or `(images, labels, instances)`; folders or archives. For a
+    folder `SegmentationClass` of Pascal VOC, the list of this name beside it selects the images. If `divisor` is not 0,
+    label images hold `class * divisor + instance`. `suffixes` are ends of the names of images, labels and instances
+    before their extensions, as `_leftImg8bit`.
     """
     options, given = options.begin(), read_class_list(class_list)
     listed = with_background(given, options)

@@ -26,11 +26,9 @@ from seamseg.utils.limits import CONFIG_BYTES, parse_json
 class MergeRules:
     """How the classes and splits of the parts are merged.
 
-    Attributes
-    ----------
-    classes : name in the merged set (None for void) by `name` or `FOLDER/name`; others keep their name
-    stuff, things : merged classes that become this kind, whatever they are in the parts
-    splits : name in the merged set by name of a list
+    `classes` has the name in the merged set (None for void) by `name` or `FOLDER/name`; others keep their name. `stuff`
+    and `things` are merged classes that become this kind, whatever they are in the parts. `splits` has the name in the
+    merged set by name of a list.
     """
 
     classes: Mapping[str, str | None] = field(default_factory=dict)
@@ -45,23 +43,12 @@ def merge_datasets(
     rules: MergeRules = MergeRules(),
     options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
-    """Merge dataset folders.
+    """Merge two or more dataset folders into another folder.
 
     Classes with the same name become one. A thing class that becomes stuff loses its instances; a stuff class that
     becomes a thing is a crowd. Lists with the same name are concatenated. If a part has an image id of an earlier part,
-    all its ids are prefixed by the name of its folder.
-
-    Parameters
-    ----------
-    parts : two or more dataset folders
-    out : the merged one, another folder
-    rules : rules for classes and splits
-    options : options of the conversion
-
-    Raises
-    ------
-    InputError
-        if a part is invalid, a rule matches nothing, or a class is stuff in one part and a thing in another
+    all its ids are prefixed by the name of its folder. A rule that matches nothing, or a class that is stuff in one
+    part and a thing in another, is an InputError.
     """
     if any(Path(out).resolve() == Path(part).resolve() for part in parts):
         raise InputError(f"{out}: is one of the parts; choose another output folder")
@@ -93,11 +80,6 @@ def read_rules(path: str | Path) -> MergeRules:
 
     Either the class mapping alone, `{"car": "vehicle", "vistas/object--bench": null}`, or an object with any of
     `classes` (such a mapping), `stuff`, `things` (lists of merged names) and `splits` (a mapping).
-
-    Raises
-    ------
-    InputError
-        if the file has other content
     """
     path = Path(path)
     try:

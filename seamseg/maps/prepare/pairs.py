@@ -49,12 +49,8 @@ def is_label(name: str) -> bool:
 def tree_files(folder: str | Path, what: str) -> dict[str, File]:
     """Return all files of a folder (with sub-folders and archives) or of an archive, by relative path.
 
-    Each real folder is followed once. Folders in it that `prepare` or `predict` has written are no source.
-
-    Raises
-    ------
-    InputError
-        if there is neither folder nor archive that can be read in place, named `what`
+    Each real folder is followed once. Folders in it that `prepare` or `predict` has written are no source. InputError
+    names the source `what`.
     """
     path = Path(folder)
     if not path.exists():
@@ -105,12 +101,8 @@ class FilesByName:
     A file is found under one name only. The folders of name and file may differ if one has all folders of the other:
     `train/a` is `a` of a folder that is `train` itself, but `cam1/a` is never `cam0/a`.
 
-    Parameters
-    ----------
-    files : files by path, with or without extensions
-    wanted : names that will be looked up; a file of one of these paths is not found under another name
-    same_tree : whether the names are paths of such a folder, too: a top folder of an archive that they lack is then no
-        contradiction
+    A file whose path is one of the `wanted` names is not found under another name. With `same_tree` the names are paths
+    of such a folder, too: a top folder of an archive that they lack is then no contradiction.
     """
 
     def __init__(self, files: Mapping[str, File], wanted: Iterable[str] = (), same_tree: bool = False) -> None:
@@ -151,13 +143,7 @@ class FilesByName:
         return found
 
     def find(self, name: str) -> File | None:
-        """Return the file with a name; None if there is none, or several.
-
-        Raises
-        ------
-        InputError
-            if it was found under another name
-        """
+        """Return the file with a name, None if there is none or several; InputError if another name has it."""
         path = self.path_of(name)
         return None if path is None else self.use(path, name)
 
@@ -234,20 +220,10 @@ def spellings(name: str) -> list[str]:
 def number_segments(
     values: np.ndarray, describe: Callable[[int], tuple[int, int]], classes: Metadata
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """Assign ids from 1 to the segments of a map, by increasing value.
+    """Assign ids from 1 to the segments of a map, `H x W` or `L x H x W` integers, by increasing value.
 
-    Values of one stuff class become one segment; each thing is a separate segment.
-
-    Parameters
-    ----------
-    values : `H x W` or `L x H x W` integers
-    describe : returns `(class, crowd flag)` of a value; class 255 for void
-    classes : defines which classes are things
-
-    Returns
-    -------
-    ids : ids in the shape of `values`, uint8 or uint16, 0 void
-    cat, iscrowd : class and crowd flag by id; entry 0 is void
+    Values of one stuff class become one segment; each thing is a separate segment. `describe` returns `(class, crowd
+    flag)` of a value; class 255 is void. Returns the ids, uint8 or uint16 with 0 void, and class and crowd flag by id.
     """
     flat = values.ravel()
     # in parts, since indices take more memory than the map; one value per run of equal ones: sorting all pixels would
@@ -283,14 +259,10 @@ def _run_starts(values: np.ndarray) -> np.ndarray:
 def number_objects(
     labels: np.ndarray, numbers: np.ndarray | np.integer, class_of: Callable[[int], int], classes: Metadata
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """Assign ids to the segments of a map of labels, see :func:`number_segments`.
+    """Assign ids to the segments of a map of labels, `H x W` int64, which are overwritten; see :func:`number_segments`.
 
-    Parameters
-    ----------
-    labels : `H x W` int64, which are overwritten
-    numbers : integers of the objects of a label below 2^32, 0 for a crowd: `H x W`, or one for all pixels
-    class_of : returns the class of a label; 255 for void
-    classes : defines which classes are things
+    `numbers` are integers of the objects of a label below 2^32, 0 for a crowd: `H x W`, or one for all pixels.
+    `class_of` returns the class of a label; 255 for void.
     """
 
     def describe(value: int) -> tuple[int, int]:

@@ -36,14 +36,7 @@ _COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
 
 @dataclass(frozen=True)
 class PanopticSource:
-    """A split: images and masks by relative path, and the parsed JSON.
-
-    Attributes
-    ----------
-    photos, masks : files by their name in the JSON
-    content : parsed content of the JSON
-    name : name of the JSON file, for errors
-    """
+    """A split: images and masks by their name in the JSON, its parsed content, and its name for errors."""
 
     photos: Mapping[str, File]
     masks: Mapping[str, File]
@@ -56,18 +49,10 @@ def prepare_panoptic(
 ) -> ConversionResult:
     """Convert any data set in the COCO panoptic format.
 
-    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds. Id 0 is
-    void, or the class `background` that things only get (:func:`seamseg.maps.prepare.class_file.with_background`).
+    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds. Id 0 is void,
+    or the class `background` that things only get (:func:`seamseg.maps.prepare.class_file.with_background`).
 
-    Parameters
-    ----------
-    splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files may replace folders
-    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
-
-    Raises
-    ------
-    InputError
-        if a file is missing or invalid, or the splits have different categories
+    `splits` has by name of the list `(folder of images, JSON file, folder of PNG)`; zip files may replace folders.
     """
     options = options.begin()
     sources = {
@@ -84,11 +69,6 @@ def prepare_coco(
 
     `root` holds `train2017/`, `val2017/` and `annotations/panoptic_{train,val}2017` as `.json` and folders of PNG; each
     folder may be in its zip file. Splits missing in `root` are skipped.
-
-    Raises
-    ------
-    InputError
-        if nothing is found or a file is missing or invalid
     """
     options, tree = options.begin(), SourceTree(root, ("", "annotations"))
 
@@ -174,13 +154,7 @@ def crowd_flag(record: Mapping[str, Any], where: str) -> int:
 
 
 def coco_number(record: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """Return a whole number, which may be text; `default` for null and a missing one.
-
-    Raises
-    ------
-    InputError
-        naming the record (`where`) and the field, if it is missing or another value
-    """
+    """Return a whole number, which may be text; `default` for null and a missing one. Errors begin with `where`."""
     value = record.get(key)
     if value is None:
         if default is None:

@@ -50,22 +50,11 @@ def prepare_vistas(
     splits: Sequence[str] = SPLITS,
     options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
-    """Convert Mapillary Vistas.
+    """Convert Mapillary Vistas: `root` holds `config.json`, `training/` and `validation/`, or their zip file.
 
     The instance images hold `label * 256 + instance`. Labels with `"instances": true` are things; those with
-    `"evaluate": false` become void, except groups, which become crowds (:func:`read_labels`).
-
-    Parameters
-    ----------
-    root : folder with `config.json`, `training/` and `validation/`, or with their zip file
-    version : `1.2` or `2.0`; None for the available one, 1.2 if both are
-    splits : any of `training`, `validation`; those missing in `root` are skipped
-    out, options : see :func:`seamseg.maps.prepare.convert.convert_splits`
-
-    Raises
-    ------
-    InputError
-        if nothing is found, an image is missing or a file is invalid
+    `"evaluate": false` become void, except groups, which become crowds (:func:`read_labels`). `version` is `1.2` or
+    `2.0`; None for the available one, 1.2 if both are. Splits missing in `root` are skipped.
     """
     options, tree = options.begin(), SourceTree(root)
     version, config = _find_config(tree, version, options)
@@ -102,11 +91,6 @@ def read_labels(config: File) -> VistasLabels:
     it is a crowd of the only thing class that it can group: `object--support--pole-group` of `object--support--pole`,
     `human--person--person-group` of the only other label below `human--person`. An ambiguous group, as
     `object--vehicle--vehicle-group`, is void: predictions on it are ignored.
-
-    Raises
-    ------
-    InputError
-        if the file is not a label file
     """
     try:
         labels = parse_json(read_file(config, "labels of Vistas", CONFIG_BYTES))["labels"]
@@ -168,13 +152,7 @@ def find_frames(tree: SourceTree, split: str, version: str, options: ConversionO
 
 
 def read_instances(frame: SourceFrame, labels: VistasLabels) -> Instances:
-    """Read the instances of an image of `instances/`.
-
-    Raises
-    ------
-    InputError
-        if the file is unreadable, has no 16 bits per pixel or a label that is not in the config
-    """
+    """Read the instances of an image of `instances/`, of 16 bits per pixel."""
     data = read_file(frame.annotation, "instances of Vistas")
     values = open_mask(str(frame.annotation), data)
     if values.max() < INSTANCES_PER_LABEL and _png_depth(data) != 16:

@@ -92,13 +92,9 @@ class SourceFrame:
 
 @dataclass(frozen=True)
 class Instances:
-    """The instances of an image.
+    """The instances of an image: ids `H x W` or `L x H x W`, 0 void, and class and crowd flag by id, 255 and 0 first.
 
-    Attributes
-    ----------
-    ids : `H x W` or `L x H x W`, 0 void
-    cat, iscrowd : class and crowd flag by id; entry 0 is void: 255, 0
-    skipped : reason and name of each object that could not be used, for the account of the conversion
+    `skipped` has reason and name of each object that could not be used, for the account of the conversion.
     """
 
     ids: np.ndarray
@@ -117,20 +113,10 @@ def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "
 
 
 class DatasetWriter:
-    """Writes the splits of a dataset folder.
+    """Writes the splits of a dataset folder, which is created if missing; existing splits are kept.
 
-    Parameters
-    ----------
-    root : dataset folder, created if missing; existing splits are kept
-    classes : classes of the data set; its images are ignored
-    workers : number of processes, None for one per processor
-    progress : wraps the finished images
-    link : how images are stored; copied where a hard link is not possible
-
-    Raises
-    ------
-    InputError
-        if `root` is a file or has a data set with other classes
+    `workers` is a number of processes, None for one per processor; `link` how images are stored, copied where a hard
+    link is not possible. InputError if `root` is a file or has a data set with other classes.
     """
 
     def __init__(
@@ -217,21 +203,11 @@ class DatasetWriter:
     def add_split(
         self, split: str, frames: Sequence[SourceFrame], read: Reader, account: AccountOf = account_of
     ) -> int:
-        """Convert the images of a split that have not been converted yet, or changed; return their number.
+        """Convert the images of a split, in the order of the list, that are new or changed; return their number.
 
-        An image that fails is left out of the list, an error of :meth:`finish`, and tried again by the next run.
-
-        Parameters
-        ----------
-        split : name of the list
-        frames : frames in the order of the list
-        read : reads the instances of a frame; picklable
-        account : returns the account of the split from its records, and may refuse them
-
-        Raises
-        ------
-        InputError
-            if all images fail, or 20; what is converted is kept, so fix the files and run again
+        `read`, picklable, reads the instances of a frame; `account` returns the account of the split from its records,
+        and may refuse them. An image that fails is left out of the list, an error of :meth:`finish`, and tried again by
+        the next run; if all or 20 fail, this is an InputError. What is converted is kept.
         """
         ids = [frame.id for frame in frames]
         self._check_names(split, frames, ids)
@@ -295,10 +271,7 @@ class DatasetWriter:
     def finish(self) -> Metadata:
         """Write `metadata.bin`, which completes the data set; call it after the last split.
 
-        Raises
-        ------
-        InputError
-            naming the file, if an image failed; the data set has the others
+        An image that failed is an InputError now; the data set has the others.
         """
         metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
         write_metadata(self.root / "metadata.bin", metadata)
@@ -449,19 +422,9 @@ def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int
 
 
 def check_stated_size(where: str, stated: tuple[Any, Any], photo: File, size: tuple[int, int]) -> None:
-    """Compare an image with the size that its annotations state: its coordinates are of no other size.
+    """Compare an image of `(height, width)` with the width and height that its annotations state.
 
-    Parameters
-    ----------
-    where : the annotations, for the error
-    stated : width and height; null and 0 are not compared
-    photo : the image
-    size : its `(height, width)`
-
-    Raises
-    ------
-    InputError
-        if they differ
+    Null and 0 are not compared. `where` names the annotations in the error.
     """
 
     def differs(value: Any, true: int) -> bool:

@@ -33,15 +33,7 @@ class PredictedInstance:
 def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
     """Read the instances of a frame; the last of several lines with the same mask counts.
 
-    Parameters
-    ----------
-    path : path of the text file; masks are relative to its folder
-    root : folder that must contain the masks
-
-    Raises
-    ------
-    InputError
-        if the file cannot be read or a line is invalid
+    Masks are relative to the folder of the text file, and must be below `root`.
     """
     what = "list of instances"
     lines = decode_text(read_bytes(path, what, LIST_BYTES), path, what).splitlines()
@@ -78,16 +70,10 @@ _ADLER = 65521
 
 
 def mask_png(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> bytes:
-    """Encode a mask as an 8-bit greyscale PNG, 255 inside and 0 outside.
+    """Encode a mask, bool in a box at the corner `(y, x)`, as an 8-bit greyscale PNG of `size`: 255 inside, 0 outside.
 
     The empty rows above and below are composed of cached compressed blocks: parts of a DEFLATE stream that end with a
     full flush can be concatenated in any order.
-
-    Parameters
-    ----------
-    crop : bool, the mask in a box
-    corner : `(y, x)` of the box, which must be inside the image
-    size : `(height, width)` of the image
     """
     (y, x), (rows, columns), (height, width) = corner, crop.shape, size
     # each row starts with its filter type, 0 for none

@@ -20,16 +20,10 @@ INSTANCES_FROM = 1000
 
 
 class Label(NamedTuple):
-    """A label of Cityscapes.
+    """A label of Cityscapes; `id` is its value in `labelIds` images, and in `instanceIds` images without a number.
 
-    Attributes
-    ----------
-    name : official name
-    id : value in `labelIds` images, and in `instanceIds` images without instance number
-    train_id : class of the benchmark, 255 if the label is not evaluated
-    category : name of its category
-    has_instances : whether single objects are annotated, as `id * 1000 + number`
-    color : official colour
+    `train_id` is the class of the benchmark, 255 if the label is not evaluated. With `has_instances`, single objects
+    are annotated, as `id * 1000 + number`.
     """
 
     name: str
@@ -109,22 +103,7 @@ _MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I")
 
 
 def read_map(path: Path, what: str) -> np.ndarray:
-    """Read an image of one channel.
-
-    Parameters
-    ----------
-    path : path of the image; a palette is ignored
-    what : description for errors
-
-    Returns
-    -------
-    values : `H x W` uint8, uint16 or int32
-
-    Raises
-    ------
-    InputError
-        if the file is missing, broken or has several channels
-    """
+    """Read an image of one channel, whose palette is ignored, as `H x W` uint8, uint16 or int32."""
     with (
         reading_image(path, f"no such file ({what})", f"not a readable image ({what})"),
         open_pillow(path) as image,
@@ -139,13 +118,7 @@ def read_map(path: Path, what: str) -> np.ndarray:
 
 
 def label_of_instance(values: np.ndarray, path: Path) -> np.ndarray:
-    """Look up the label id of values of an `instanceIds` map; licence plates have label 0.
-
-    Raises
-    ------
-    InputError
-        if a value does not belong to a Cityscapes label
-    """
+    """Look up the label id of values of an `instanceIds` map; licence plates have label 0, others an InputError."""
     labels = np.where(values < INSTANCES_FROM, values, values // INSTANCES_FROM)
     labels[values == LICENSE_PLATES["instanceIds"]] = 0
     wrong = ~np.isin(labels, list(LABEL_OF))

@@ -18,13 +18,7 @@ _INSTANCES = "_gtFine_instanceIds.png"
 
 @dataclass(frozen=True)
 class CityscapesFrame:
-    """An annotated image.
-
-    Attributes
-    ----------
-    stem : `<city>_<sequence>_<frame>`, the start of the names of its files and predictions
-    folder : folder of its annotations
-    """
+    """An annotated image: `<city>_<sequence>_<frame>`, the start of the names of its files, and their folder."""
 
     stem: str
     folder: Path
@@ -41,17 +35,7 @@ class CityscapesFrame:
 
 
 def find_frames(gt: str | Path) -> list[CityscapesFrame]:
-    """Find the frames of a split, sorted by name.
-
-    Parameters
-    ----------
-    gt : folder of the cities, such as `gtFine/val`, or of one city
-
-    Raises
-    ------
-    InputError
-        if there is no annotation, or two cities have a frame with the same name
-    """
+    """Find the frames of a split, sorted by name, in the folder of its cities, such as `gtFine/val`, or of one city."""
     root = Path(gt)
     if not root.is_dir():
         raise InputError(f"{root}: no such folder; name the ground truth of a split, such as gtFine/val")
@@ -85,22 +69,9 @@ class FrameStems:
 
 
 def predictions_by_frame(folder: Path, ending: str, frames: Sequence[CityscapesFrame]) -> Mapping[str, Path]:
-    """Find the predicted file of each frame, anywhere in a folder: the one whose name starts with the stem.
+    """Find the predicted file of each frame, by stem, anywhere in a folder: the one whose name starts with the stem.
 
-    Parameters
-    ----------
-    folder : searched with all its subfolders
-    ending : ending of the files, such as `.png`
-    frames : frames of the ground truth; files of other frames are ignored
-
-    Returns
-    -------
-    paths : path by the stem of the frame
-
-    Raises
-    ------
-    InputError
-        if a frame has no file, or several
+    Files of other frames are ignored; a frame without a file, or with several, is an InputError.
     """
     stems = FrameStems(frame.stem for frame in frames)
     found: dict[str, Path] = {}
@@ -134,17 +105,8 @@ _PHOTO = "_leftImg8bit"
 def with_label_ids(metadata: Metadata, source: str) -> Metadata:
     """Replace the `original_ids` of classes by the label ids of Cityscapes; without images.
 
-    Classes are identified by name, or else, if there are all 19, by their `original_ids`.
-
-    Parameters
-    ----------
-    metadata : metadata of a model or a data set
-    source : name of the model or data set, for errors
-
-    Raises
-    ------
-    InputError
-        if a class is not a label of Cityscapes, or is stuff in one and a thing in the other
+    Classes are identified by name, or else, if there are all 19, by their `original_ids`. A class that is no label, or
+    stuff in one and a thing in the other, is an InputError with `source` in front.
     """
     by_name = {label.name: label for label in LABELS}
     labels = [by_name.get(name.strip().lower()) for name in metadata.categories]
