@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from PIL import Image
+from support.source_files import brush
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config.loader import config_from_string
@@ -182,7 +183,7 @@ def exported_tasks(n: int, folder: Path) -> Callable[[], object]:
 def brushes(n: int, folder: Path) -> Callable[[], object]:
     """A region of many runs."""
     mask = (np.arange(64 * n) % 3 == 0).reshape(64, n)
-    data = bytes(label_studio.encode_brush(mask))
+    data = bytes(brush(mask))
     return lambda: label_studio.decode_brush(data, (64, n))
 
 
@@ -267,8 +268,8 @@ def colours(n: int, folder: Path) -> Callable[[], object]:
 
 def duplicate_images(n: int, folder: Path) -> Callable[[], object]:
     writer = CocoPanopticWriter(folder / "a.json", CLASSES)
-    writer.images = [{"id": k} for k in (*range(n), n - 1)]
-    return lambda: _refused(writer.write_json)
+    entries = [{"image": {"id": k}, "annotation": {}} for k in (*range(n), n - 1)]
+    return lambda: _refused(lambda: writer.write_json(entries))
 
 
 def png(width: int, chunk: int) -> Callable[[int, Path], Callable[[], object]]:

@@ -33,13 +33,13 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="images in the sheet; 0 for no sheet (default: 24)",
     )
-    group.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="number of processes (default: one per processor)",
-    )
+    add_workers(group, "processes")
+
+
+def add_workers(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add --workers, which may precede or follow the name of a source, as it has no default."""
+    text = f"number of {what} (default: one per processor)"
+    parser.add_argument("--workers", type=int, metavar="N", default=argparse.SUPPRESS, help=text)
 
 
 def run_check(args: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from seamseg.maps.evaluation.record import (
 )
 from seamseg.maps.evaluation.scores import PanopticScores
 from seamseg.maps.evaluation.segments import gt_segments_from_instances
-from seamseg.maps.formats.coco_writer import CocoPanopticWriter
+from seamseg.maps.formats.coco_writer import CocoEntry, CocoPanopticWriter
 from seamseg.maps.predictions import MapFormat
 from seamseg.maps.prepare.export import with_boxes
 from seamseg.maps.visualize.maps import draw_map
@@ -65,6 +65,7 @@ class EvaluationWriter:
         self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
         self.prediction = CocoPanopticWriter(self.out / "prediction.json", dataset.metadata)
         self.records: list[ImageRecord] = []
+        self._entries: list[tuple[CocoEntry, CocoEntry]] = []
         self._images = dataset.root / "img"
         self._confusion = ConfusionMatrix(dataset.metadata.num_classes)
         self._background = BackgroundWriter()
@@ -78,8 +79,10 @@ class EvaluationWriter:
         item, num_stuff = validated.item, self.dataset.metadata.num_stuff
         image_file = self.dataset.image_path(item.id).relative_to(self._images).as_posix()
         ids, truth = gt_segments_from_instances(item.mask.numpy(), item.cat, item.iscrowd, num_stuff, item.id)
-        gt_entry = self.ground_truth.add_map(item.id, ids, with_boxes(ids, truth, num_stuff), image_file)
-        pred_entry = self.prediction.add(item.id, validated.result, image_file)
+        gt = self.ground_truth.write_map(item.id, ids, with_boxes(ids, truth, num_stuff), image_file)
+        prediction = self.prediction.write(item.id, validated.result, image_file)
+        self._entries.append((gt, prediction))
+        gt_entry, pred_entry = gt["annotation"], prediction["annotation"]
         names = gt_entry["file_name"], pred_entry["file_name"]
         record = image_record(validated.comparison, validated.counts.scores(), ids.shape, item.id, image_file, *names)
         # the writers assign new ids, with the colours of the classes
@@ -111,9 +114,14 @@ class EvaluationWriter:
         self._background.finish()
         confusion = sum_over_processes(world, torch.from_numpy(self._confusion.counts)).numpy()
         records = gather_to_main(world, self.records)
-        maps = [self._gathered(world, writer) for writer in (self.ground_truth, self.prediction)]
-        if records is None:
+        entries = gather_to_main(world, self._entries)
+        if records is None or entries is None:
             return
+        pairs = [pair for part in entries for pair in part]
+        maps = [
+            self._write_list(writer, [pair[k] for pair in pairs])
+            for k, writer in enumerate((self.ground_truth, self.prediction))
+        ]
         every = [record for part in records for record in part]
         write_images(self.out, sorted(every, key=lambda record: str(record.image_id)))
         if self._replaces:
@@ -135,16 +143,12 @@ class EvaluationWriter:
         )
         write_summary(summary)
 
-    def _gathered(self, world: World, writer: CocoPanopticWriter) -> MapFiles:
-        parts = gather_to_main(world, (writer.images, writer.annotations))
-        if parts is not None:
-            for images, entries in parts[1:]:
-                writer.extend(images, entries)
-            writer.write_json()
-            if self._replaces:
-                written = {writer.folder / entry["file_name"] for entry in writer.annotations}
-                for path in set(writer.folder.rglob("*.png")) - written:
-                    path.unlink()
+    def _write_list(self, writer: CocoPanopticWriter, entries: list[CocoEntry]) -> MapFiles:
+        writer.write_json(entries)
+        if self._replaces:
+            written = {writer.folder / entry["annotation"]["file_name"] for entry in entries}
+            for path in set(writer.folder.rglob("*.png")) - written:
+                path.unlink()
         return MapFiles(writer.json_path, writer.folder)
 
 

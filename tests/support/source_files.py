@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.maps.folder import DatasetFolder
+from seamseg.maps.formats.label_studio import encode_runs
 
 CLASS_LIST = """
 [road]
@@ -44,6 +45,13 @@ def panoptic_png(path: Path, ids: Any) -> Path:
     """Write ids as `R + 256 G + 65536 B`."""
     ids = np.asarray(ids)
     return picture(path, np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1))
+
+
+def brush(mask: np.ndarray) -> list[int]:
+    """Encode a mask, `H x W` bool, as the bytes of a brush region of Label Studio."""
+    flat = np.asarray(mask, bool).ravel()
+    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False))
+    return encode_runs(edges[::2], edges[1::2], flat.size)
 
 
 def write_json(path: Path, content: Any) -> Path:

@@ -202,8 +202,7 @@ class Panoptic(PanopticResult, ImageResult):
         # the id image is written to a folder of the same name, as usual for the format
         writer = CocoPanopticWriter(path, self.metadata)
         name = self.source.name if isinstance(self.source, Path) else None
-        writer.add(path.stem, self, name)
-        writer.write_json()
+        writer.write_json([writer.write(path.stem, self, name)])
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`ImageResult.shares`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.idmaps.resize import IdMap
 from seamseg.maps.panoptic_map import ClassInfo, PanopticResult, Segment
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import join_inside, refuse_links, replacing, write_json
+from seamseg.utils.files import join_inside, refuse_links, replacing
 
 CocoEntry = dict[str, Any]
 """The entries of an image in the JSON: `image` and `annotation`."""
@@ -24,21 +23,9 @@ class CocoPanopticWriter:
     """Write one PNG per image as results arrive, and the JSON at the end; all files are written atomically.
 
     `category_id` is the id of the class in the original data set if these ids are unique, else the class index + 1. The
-    ids of segments are chosen such that the colours in the PNG are close to those of the classes. The format has no
-    crowds in predictions, so predicted crowds become void.
-
-    Several processes can have a writer for the same folder: gather `images` and `annotations` in one of them, pass them
-    to :meth:`extend` and write the JSON there.
-
-    Parameters
-    ----------
-    json_path : path of the JSON
-    metadata : classes and colours
-    folder : folder of the PNGs, by default the JSON's path without `.json`
-
-    Attributes
-    ----------
-    images, annotations : entries of the JSON so far
+    ids of segments are chosen such that the colours in the PNG are close to those of the classes. The folder of the
+    PNGs is by default the JSON's path without `.json`. Several processes can have a writer for the same folder: gather
+    the entries in one of them and write the JSON there.
     """
 
     def __init__(self, json_path: str | Path, metadata: Metadata, folder: str | Path | None = None) -> None:
@@ -46,91 +33,34 @@ class CocoPanopticWriter:
         self.folder = default_folder(self.json_path) if folder is None else Path(folder)
         self.classes = class_infos(metadata)
         self.palette = [tuple(rgb) for rgb in metadata.palette]
-        self.images: list[dict[str, Any]] = []
-        self.annotations: list[dict[str, Any]] = []
-
-    def add(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> dict[str, Any]:
-        """Write the PNG of an image and keep its entries; thread-safe.
-
-        Parameters
-        ----------
-        image_id : unique; also the name of the PNG, `/` creates subfolders
-        result : result at the size of the image
-        photo_name : file name of the image, for the JSON
-
-        Returns
-        -------
-        annotation : its entry in the JSON; `segments_info` in the order of the segments, without crowds
-
-        Raises
-        ------
-        InputError
-            if the name is outside the folder
-        """
-        segments = [s for s in result.segments if not s.iscrowd]
-        return self.add_map(image_id, result.id_rows, segments, photo_name)
-
-    def add_map(
-        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], photo_name: str | None = None
-    ) -> dict[str, Any]:
-        """Write an id map like :meth:`add`, but keep crowds; ids without a segment become void."""
-        image, annotation = self._write_map(image_id, id_map, segments, photo_name)
-        self.images.append(image)
-        self.annotations.append(annotation)
-        return annotation
 
     def write(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> CocoEntry:
-        """Write the PNG like :meth:`add`, but return the entries instead of keeping them; see :meth:`write_json_of`."""
-        segments = [s for s in result.segments if not s.iscrowd]
-        image, annotation = self._write_map(image_id, result.id_rows, segments, photo_name)
-        return {"image": image, "annotation": annotation}
+        """Write the PNG of a result at the size of its image, and return the entries; thread-safe.
 
-    def _write_map(
-        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], photo_name: str | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        `image_id` is also the name of the PNG, in which `/` creates sub-folders; one outside is an InputError.
+        `photo_name` is the file name of the image. The format has no crowds in predictions: they become void.
+        """
+        segments = [s for s in result.segments if not s.iscrowd]
+        return self.write_map(image_id, result.id_rows, segments, photo_name)
+
+    def write_map(
+        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], photo_name: str | None = None
+    ) -> CocoEntry:
+        """Write an id map like :meth:`write`, but keep crowds; ids without a segment become void."""
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
         write_id_png(refuse_links(self.folder.parent, path), id_map, values)
         height, width = id_map.shape
         image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
-        return image, annotation
+        return {"image": image, "annotation": annotation}
 
-    def extend(self, images: Iterable[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> None:
-        """Add the entries of other writers."""
-        self.images.extend(images)
-        self.annotations.extend(annotations)
-
-    def write_json(self) -> Path:
-        """Write the JSON, images in the order of their ids.
-
-        Raises
-        ------
-        InputError
-            if two images have the same id
-        """
-        ids = [i["id"] for i in self.images]
-        if len(set(ids)) != len(ids):
-            raise _duplicate_id(self.json_path, Counter(ids).most_common(1)[0][0])
-        content = {
-            "images": sorted(self.images, key=lambda i: str(i["id"])),
-            "annotations": sorted(self.annotations, key=lambda a: str(a["image_id"])),
-            "categories": self._categories(),
-        }
-        write_json(self.json_path, content)
-        return self.json_path
+    def write_json(self, entries: Iterable[CocoEntry]) -> Path:
+        """Write the JSON, images in the order of their ids; InputError if two have the same id."""
+        ordered = sorted(entries, key=lambda entry: str(entry["image"]["id"]))
+        return self.write_json_of(lambda: ordered)
 
     def write_json_of(self, entries: Callable[[], Iterable[CocoEntry]]) -> Path:
-        """Write the JSON of any number of images in constant memory.
-
-        Parameters
-        ----------
-        entries : returns the entries of :meth:`write` of all images; called twice
-
-        Raises
-        ------
-        InputError
-            if two images have the same id
-        """
+        """Write the JSON of any number of images, in their order, in constant memory: `entries` is called twice."""
         ids: set[int | str] = set()
         with replacing(self.json_path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             for part in ("image", "annotation"):
@@ -140,7 +70,7 @@ class CocoPanopticWriter:
                     if part == "image":
                         identity = entry[part]["id"]
                         if identity in ids:
-                            raise _duplicate_id(self.json_path, identity)
+                            raise InputError(f"{self.json_path}: two images have the id {identity}; ids must be unique")
                         ids.add(identity)
             file.write(f'], "categories": {json.dumps(self._categories())}}}\n')
         return self.json_path
@@ -199,10 +129,6 @@ def _assign_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]])
         used.add(identity)
         out.append(identity)
     return out
-
-
-def _duplicate_id(json_path: Path, identity: int | str) -> InputError:
-    return InputError(f"{json_path}: two images have the id {identity}; ids must be unique")
 
 
 def _ids_near(colour: tuple[int, ...]) -> Iterator[int]:

@@ -28,14 +28,7 @@ _LENGTH_BITS = (6, 8, 10, 16)
 _LONGEST = 1 << _LENGTH_BITS[-1]
 
 
-def encode_brush(mask: np.ndarray) -> list[int]:
-    """Encode a mask, `H x W` bool, as the bytes of a brush region."""
-    flat = np.asarray(mask, bool).ravel()
-    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False))
-    return _encode_runs(edges[::2], edges[1::2], flat.size)
-
-
-def _encode_runs(start: np.ndarray, end: np.ndarray, pixels: int) -> list[int]:
+def encode_runs(start: np.ndarray, end: np.ndarray, pixels: int) -> list[int]:
     """Encode the runs of a mask, row by row; none ends where the next starts."""
     bits = [f"{_CHANNELS * pixels:032b}", f"{7:05b}", *(f"{size - 1:04b}" for size in _LENGTH_BITS)]
     edges = [0, *np.stack((start, end), 1).ravel().tolist(), pixels]
@@ -101,7 +94,7 @@ def task(result: PanopticResult, metadata: Metadata, image: str) -> dict[str, An
             "image_rotation": 0,
             "value": {
                 "format": "rle",
-                "rle": _encode_runs(start, start + length, height * width),
+                "rle": encode_runs(start, start + length, height * width),
                 "brushlabels": [metadata.categories[segment.category]],
             },
         }

@@ -45,7 +45,7 @@ class PanopticSource:
 
 
 def prepare_panoptic(
-    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: ConversionOptions = DEFAULTS
+    out: str | Path, splits: Mapping[str, tuple[str, ...]], options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
     """Convert any data set in the COCO panoptic format.
 

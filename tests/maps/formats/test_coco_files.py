@@ -46,9 +46,7 @@ def random_result(seed, shift=0, size=(24, 31)):
 
 def write(path, results, meta=None, **options):
     writer = CocoPanopticWriter(path, meta or Meta(), **options)
-    for name, one in results.items():
-        writer.add(name, one, f"{name}.jpg")
-    return writer.write_json()
+    return writer.write_json(writer.write(name, one, f"{name}.jpg") for name, one in results.items())
 
 
 @pytest.fixture
@@ -126,21 +124,19 @@ def test_colours_of_the_png_show_the_class(tmp_path):
 
 def test_same_name_twice_is_an_error(tmp_path):
     writer = CocoPanopticWriter(tmp_path / "x.json", Meta())
-    writer.add("a", random_result(0))
-    other = CocoPanopticWriter(tmp_path / "x.json", Meta())
-    other.add("a", random_result(1))
-    writer.extend(other.images, other.annotations)
+    entries = [writer.write("a", random_result(k)) for k in range(2)]
     with pytest.raises(InputError, match="two images have the id a"):
-        writer.write_json()
+        writer.write_json(entries)
+    assert not (tmp_path / "x.json").exists()
 
 
 @pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
 def test_names_stay_in_the_folder(tmp_path, name):
     writer = CocoPanopticWriter(tmp_path / "out" / "x.json", Meta())
     with pytest.raises(InputError, match="is not a path inside this folder"):
-        writer.add(name.format(tmp=tmp_path), random_result(0))
+        writer.write(name.format(tmp=tmp_path), random_result(0))
     assert not list(tmp_path.rglob("*.png"))
-    writer.add("b/at 12:30", random_result(0))
+    writer.write("b/at 12:30", random_result(0))
     assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.png")] == ["out/x/b/at 12:30.png"]
 
 

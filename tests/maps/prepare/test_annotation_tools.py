@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from support.source_files import brush
 from support.tiny_dataset import segment_masks
 
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.folder import DatasetFolder
-from seamseg.maps.formats import label_studio
 from seamseg.maps.formats.cvat import encode_masks, label_colors, labelmap_text, parse_labelmap
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult, Segment
@@ -171,7 +171,7 @@ def test_without_a_class_list(tmp_path, written, seamseg_main, capsys):
 
 def region(label, mask=None, points=None, kind="brushlabels"):
     if mask is not None:
-        return {"type": kind, "value": {"format": "rle", "rle": label_studio.encode_brush(mask), kind: [label]}}
+        return {"type": kind, "value": {"format": "rle", "rle": brush(mask), kind: [label]}}
     return {"type": kind, "value": {"points": points, kind: [label]}}
 
 
