@@ -88,8 +88,8 @@ def _parts(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[byt
     if ids.ndim != 2 or not ids.size:
         raise ValueError(f"panoptic PNG: a map is H x W pixels, got {ids.shape}")
     header = struct.pack(">II", ids.shape[1], ids.shape[0]) + _FAST_HEADER
-    rows = (_chunk(b"IDAT", data) for data in _compressed(ids, values))
-    return chain([_SIGNATURE, _chunk(b"IHDR", header)], rows, [_chunk(b"IEND", b"")])
+    rows = (png_chunk(b"IDAT", data) for data in _compressed(ids, values))
+    return chain([_SIGNATURE, png_chunk(b"IHDR", header)], rows, [png_chunk(b"IEND", b"")])
 
 
 def _compressed(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
@@ -113,7 +113,8 @@ def _compressed(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterato
     yield compressor.flush()
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG, with its length and checksum."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(content, zlib.crc32(kind)))
 
 
@@ -137,30 +138,19 @@ def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
             with open_file(path) as file:
                 data = read_limited(file, PHOTO_BYTES, str(path), "panoptic PNG", os.fstat(file.fileno()).st_size)
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
-        if fast is not None:
+        if fast is not None and has_kernel():
             _, height, width = fast
-            with memory_for(path, "PNG", (width, height), MASK_BYTES * height * width + 2 * len(data)):
-                if has_kernel():
-                    with suppress(ValueError):  # rare: Pillow then reads the file or raises
-                        return decode_id_runs(*fast)
-                _check_size(*fast)
+            with (
+                memory_for(path, "PNG", (width, height), MASK_BYTES * height * width + 2 * len(data)),
+                suppress(ValueError),  # rare: Pillow then reads the file or raises
+            ):
+                return decode_id_runs(*fast)
         return _read_by_pillow(data, path)
 
 
 def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None:
     """Return compressed rows, height and width of a PNG for the compiled decoder; ValueError for broken files."""
-    header, parts, animated = b"", [], False
-    for kind, content in _chunks(data):
-        if kind == b"IHDR":
-            if header:
-                raise ValueError("it has two headers")
-            header = bytes(content)
-        elif kind == b"IDAT":
-            parts.append(content)
-        elif kind == b"acTL":  # animation
-            animated = True
-    if len(header) != 13:
-        raise ValueError("it has no header")
+    header, parts, animated = _header_and_rows(data)
     width, height, bits = struct.unpack_from(">IIB", header)
     if bits > 8:
         raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one has {bits} bits a channel")
@@ -169,17 +159,29 @@ def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None
     return b"".join(parts), height, width
 
 
+def _header_and_rows(data: bytes) -> tuple[bytes, list[memoryview], bool]:
+    """Return header and compressed rows of a PNG, and whether it is animated; ValueError if it is broken."""
+    header, parts, animated = b"", [], False
+    for kind, content in _chunks(data):
+        if kind == b"IHDR":
+            if header:
+                raise ValueError("it has two headers")
+            header = bytes(content)
+        elif kind == b"IDAT":
+            parts.append(content)
+        elif kind == b"acTL":
+            animated = True
+    if len(header) != 13:
+        raise ValueError("it has no header")
+    return header, parts, animated
+
+
 def check_png(data: bytes, complete: bool) -> None:
     """Check what Pillow does not: the checksums of a PNG, and that no rows are missing, which it fills with black.
 
     With `complete`, rows are not counted, as the last one of the decoded image is not black. Damage is a ValueError.
     """
-    header, parts = b"", []
-    for kind, content in _chunks(data):
-        if kind == b"IHDR":
-            header = bytes(content)
-        elif kind == b"IDAT":
-            parts.append(content)
+    header, parts, _ = _header_and_rows(data)
     width, height, depth, color, _, _, interlaced = struct.unpack(">IIBBBBB", header)
     if complete and not interlaced:
         return
@@ -198,17 +200,6 @@ def check_png(data: bytes, complete: bool) -> None:
                 rest = decoder.unconsumed_tail
         found += len(decoder.flush())
     except inflate.zlib.error as error:
-        raise ValueError(str(error)) from None
-    if found < size:
-        raise ValueError(f"it holds {found} bytes of the {size} that {width} x {height} pixels need")
-
-
-def _check_size(stream: bytes, height: int, width: int) -> None:
-    """Raise ValueError if rows are missing, which Pillow would fill with black."""
-    size = height * (3 * width + 1)
-    try:
-        found = len(zlib.decompressobj().decompress(stream, size))
-    except zlib.error as error:
         raise ValueError(str(error)) from None
     if found < size:
         raise ValueError(f"it holds {found} bytes of the {size} that {width} x {height} pixels need")

@@ -65,11 +65,6 @@ class ArchiveMember:
         return PurePosixPath(self.path).name
 
     @property
-    def stem(self) -> str:
-        """The name without its extension."""
-        return PurePosixPath(self.path).stem
-
-    @property
     def suffix(self) -> str:
         """The extension, with its dot."""
         return PurePosixPath(self.path).suffix

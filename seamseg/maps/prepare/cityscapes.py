@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from seamseg.maps.folder import IMAGE_EXTENSIONS
@@ -22,7 +21,6 @@ from seamseg.maps.prepare.convert import (
     ConversionResult,
     convert_splits,
     find_splits,
-    present_splits,
 )
 from seamseg.maps.prepare.pairs import number_segments
 from seamseg.maps.prepare.writer import Instances, SourceFrame
@@ -46,16 +44,20 @@ def prepare_cityscapes(
     interruption: finished splits and images are kept unless their sources have changed.
     """
     options, tree = options.begin(), SourceTree(root)
-    found = find_splits(
-        splits, SPLITS, lambda split: find_frames(tree, split, options.of_split(SPLITS[split][1])), "Cityscapes"
-    )
+    lists = {split: name for split, (_, name) in SPLITS.items()}
     expected = (
         "leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
-        f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}{tree.hint}"
+        f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(splits)}{tree.hint}"
     )
-    present, missing = present_splits(found, root, expected, options.log)
-    named = {SPLITS[split][1]: frames for split, frames in present.items()}
-    return replace(convert_splits(out, _CLASSES, named, read_instances, options), missing=missing)
+    found = find_splits(
+        root,
+        splits,
+        lists,
+        lambda split: find_frames(tree, split, options.of_split(lists[split])),
+        expected,
+        options.log,
+    )
+    return convert_splits(out, _CLASSES, found, read_instances, options)
 
 
 def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> list[SourceFrame]:

@@ -110,36 +110,36 @@ _BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignore
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """The classes with their images, number of images and account by list, and the splits that the source lacks."""
+    """The classes with their images, and number of images and account by list."""
 
     metadata: Metadata
     splits: dict[str, int]
     accounts: dict[str, SplitAccount]
-    missing: list[str] = field(default_factory=list)
 
 
 def find_splits(
-    wanted: Sequence[str], known: Iterable[str], find: Callable[[str], T | None], what: str
-) -> dict[str, T | None]:
-    """Call `find` for each wanted split; InputError for a split that the data set `what` does not define."""
-    unknown = [split for split in wanted if split not in set(known)]
+    root: str | Path,
+    wanted: Sequence[str],
+    known: Mapping[str, str],
+    find: Callable[[str], T | None],
+    expected: str,
+    log: Callable[[str], None],
+) -> dict[str, T]:
+    """Return what `find` finds of the wanted splits of a public data set, by name of the list, and log what is missing.
+
+    `known` has the names of the lists by split. A split that the data set does not define, and none with images, are an
+    InputError; `expected` describes the content of the root.
+    """
+    unknown = [split for split in wanted if split not in known]
     if unknown or not wanted:
-        name = unknown[0] if unknown else ""
-        raise InputError(f"no {what} split has the name {name!r}; choose among {', '.join(known)}")
-    return {split: find(split) for split in dict.fromkeys(wanted)}
-
-
-def present_splits(
-    found: Mapping[str, T | None], root: str | Path, expected: str, log: Callable[[str], None]
-) -> tuple[dict[str, T], list[str]]:
-    """Return the splits with images, and the names of the others, which are logged; InputError if none has any."""
-    present = {split: content for split, content in found.items() if content}
-    missing = [split for split in found if split not in present]
-    if not present:
+        raise InputError(f"no split has the name {''.join(unknown[:1])!r}; choose among {', '.join(known)}")
+    found = {split: find(split) for split in dict.fromkeys(wanted)}
+    if not any(found.values()):
         raise InputError(f"{root}: 0 images found; expected {expected}")
-    for split in missing:
-        log(f"{root}: no {split}, skipped")
-    return present, missing
+    for split, content in found.items():
+        if not content:
+            log(f"{root}: no {split}, skipped")
+    return {known[split]: content for split, content in found.items() if content}
 
 
 def convert_splits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from seamseg.maps.prepare.convert import (
     distinct_ids,
     find_splits,
     id_of,
-    present_splits,
 )
 from seamseg.maps.prepare.pairs import FilesByName, is_photo, number_segments, tree_files
 from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
@@ -84,12 +83,12 @@ def prepare_coco(
         "annotations/panoptic_val2017.json, annotations/panoptic_val2017/*.png and val2017/*.jpg, "
         f"or their zip files{tree.hint}"
     )
-    found = find_splits(splits, COCO_SPLITS, find, "COCO")
-    sources, missing = present_splits(found, root, expected, options.log)
+    lists = dict(zip(COCO_SPLITS, COCO_SPLITS))
+    sources = find_splits(root, splits, lists, find, expected, options.log)
     for source in sources.values():
         if not source.masks:
             raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG and no zip file of it{tree.hint}")
-    return replace(convert_panoptic(out, sources, options), missing=missing)
+    return convert_panoptic(out, sources, options)
 
 
 def convert_panoptic(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from seamseg.maps.prepare.convert import (
     convert_splits,
     find_splits,
     ordered_classes,
-    present_splits,
 )
 from seamseg.maps.prepare.pairs import by_stem, is_photo, number_segments
 from seamseg.maps.prepare.writer import Instances, SourceFrame
@@ -59,15 +58,18 @@ def prepare_vistas(
     options, tree = options.begin(), SourceTree(root)
     version, config = _find_config(tree, version, options)
     labels = read_labels(config)
+    first = "".join(splits[:1])
+    expected = f"{first}/images/*.jpg and {first}/instances/*.png or {first}/v{version}/instances/*.png{tree.hint}"
+    lists = dict(zip(SPLITS, SPLITS))
     found = find_splits(
-        splits, SPLITS, lambda split: find_frames(tree, split, version, options.of_split(split)), "Vistas"
+        root,
+        splits,
+        lists,
+        lambda split: find_frames(tree, split, version, options.of_split(split)),
+        expected,
+        options.log,
     )
-    expected = (
-        f"{splits[0]}/images/*.jpg and {splits[0]}/instances/*.png or {splits[0]}/v{version}/instances/*.png{tree.hint}"
-    )
-    named, missing = present_splits(found, root, expected, options.log)
-    read = partial(read_instances, labels=labels)
-    return replace(convert_splits(out, labels.classes, named, read, options), missing=missing)
+    return convert_splits(out, labels.classes, found, partial(read_instances, labels=labels), options)
 
 
 def _find_config(tree: SourceTree, version: str | None, options: ConversionOptions) -> tuple[str, File]:

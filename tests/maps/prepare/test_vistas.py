@@ -167,7 +167,7 @@ def without(name):
         (without("config.json"), {}, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root"),
         (without("config.json"), {"version": "3"}, r"there is no Vistas version '3'"),
         (without("training/instances/a.png"), {}, r"raw: 0 images found; expected training/images/\*\.jpg"),
-        (lambda raw: None, {"splits": ["test"]}, "no Vistas split has the name 'test'"),
+        (lambda raw: None, {"splits": ["test"]}, "no split has the name 'test'"),
         (without("training/images/a.JPG"), {}, r"a\.jpg: no such image; 1 of 1 annotations of training lack"),
         (filled(4, np.uint8), {}, r"a\.png: not 16 bits per pixel; is it from labels/"),
         (filled(5 * 256), {}, r"a\.png: label 5, but the config has labels 0 to 4"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.maps.formats.cityscapes.labels import LABEL_OF
+from seamseg.maps.formats.id_png import png_chunk
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import MIB
@@ -86,7 +87,7 @@ def mask_png(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -
     parts = [b"\x78\x01", *_empty_rows(y, row), _deflate(middle), *_empty_rows(height - y - rows, row)]
     data = b"".join(parts) + b"\x03\x00" + struct.pack(">I", checksum)
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", data) + png_chunk(b"IEND", b"")
 
 
 def _empty_rows(count: int, row: int) -> list[bytes]:
@@ -108,7 +109,3 @@ def _adler_of_zeros(checksum: int, count: int) -> int:
     """Update an Adler-32 by `count` zeros: each adds the low half to the high half."""
     low, high = checksum & 0xFFFF, checksum >> 16
     return ((high + count * low) % _ADLER) << 16 | low
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
