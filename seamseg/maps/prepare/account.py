@@ -40,8 +40,7 @@ class SplitAccount:
     """The used and the skipped parts of a split; numbers of segments without the background, of objects with crowds.
 
     `frames` has by id of an image the `stamp` of its sources and of the options, reason and name of each of its
-    `skipped` objects, and its `void` pixels; it is empty for a data set of an earlier version. `void` is the share of
-    the pixels.
+    `skipped` objects, and its `void` pixels. `void` is the share of the pixels.
     """
 
     images: int = 0

@@ -7,7 +7,7 @@ annotations is one, which `seamseg predict` writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -59,14 +59,8 @@ def prepare_cvat(
     this name is used. `class_list`: see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for
     `classes.json` in the first export.
     """
-    options = options.begin()
     exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
-    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(exports.values())), options)
-    frames = {
-        name: _cvat_frames(name, given, exports[name], listed, options.of_split(name)) for name, given in splits.items()
-    }
-    read = partial(read_cvat, listed=listed)
-    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    return _prepare(out, splits, exports, class_list, options, _cvat_frames, read_cvat)
 
 
 def prepare_label_studio(
@@ -85,14 +79,35 @@ def prepare_label_studio(
     `splits` has by name of the list `(images, tasks)`; tasks are a JSON file, or a folder or archive of them.
     `class_list`: see :func:`prepare_cvat`.
     """
-    options = options.begin()
     files = {name: _task_files(given[1]) for name, given in splits.items()}
-    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(files.values())), options)
-    frames = {
-        name: _label_studio_frames(given, files[name], listed, options.of_split(name)) for name, given in splits.items()
-    }
-    read = partial(read_label_studio, listed=listed)
-    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+    return _prepare(out, splits, files, class_list, options, _label_studio_frames, read_label_studio)
+
+
+def _prepare(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    files: Mapping[str, Mapping[str, File]],
+    class_list: str | Path | None,
+    options: ConversionOptions,
+    find: Callable[[tuple[str, ...], Mapping[str, File], ClassList, ConversionOptions], list[SourceFrame]],
+    read: Callable[..., Instances],
+) -> ConversionResult:
+    """Convert the splits of a tool, whose annotations are `files`, a class list among them unless one is given."""
+    options = options.begin()
+    if class_list is not None:
+        given = read_class_list(class_list)
+    else:
+        first = next(iter(splits))
+        file = files[first].get(CLASSES)
+        if file is None:
+            raise InputError(
+                f"{splits[first][1]}: does not say which labels are things, and has no {CLASSES}: pass a class list "
+                "with the names of its labels (`classes`)"
+            )
+        given = parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file))
+    listed = with_background(given, options)
+    frames = {name: find(split, files[name], listed, options.of_split(name)) for name, split in splits.items()}
+    return convert_splits(out, listed.classes, distinct_ids(frames), partial(read, listed=listed), options)
 
 
 def _files_below(given: str, marker: str) -> dict[str, File]:
@@ -105,20 +120,6 @@ def _files_below(given: str, marker: str) -> dict[str, File]:
     return {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
 
 
-def _class_list(
-    given: str | Path | None, where: str, files: Mapping[str, File], options: ConversionOptions
-) -> ClassList:
-    if given is not None:
-        return with_background(read_class_list(given), options)
-    file = files.get(CLASSES)
-    if file is None:
-        raise InputError(
-            f"{where}: does not say which labels are things, and has no {CLASSES}: pass a class list with the names of "
-            f"its labels (`classes`)"
-        )
-    return with_background(parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file)), options)
-
-
 def _photo_files(folder: str) -> dict[str, File]:
     """Return the files of a folder of images, or of an export of CVAT with its images."""
     masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
@@ -126,7 +127,7 @@ def _photo_files(folder: str) -> dict[str, File]:
 
 
 def _cvat_frames(
-    split: str, given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
+    given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
     """Return the listed images of an export by name, with the class of each colour."""
     file = files[cvat.LABELMAP]
@@ -139,12 +140,10 @@ def _cvat_frames(
         # images of one channel hold the number of the label
         class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else listed.class_named(name, file)
     lists = {name: file for name, file in files.items() if name.startswith(f"{cvat.LISTS}/") and name.endswith(".txt")}
-    chosen = lists.get(f"{cvat.LISTS}/{split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
+    chosen = lists.get(f"{cvat.LISTS}/{options.split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
     if chosen is None:
-        raise InputError(
-            f"{given[1]}: has {', '.join(map(repr, lists)) or 'no list'}, none for {split}; name the split as one of "
-            "them"
-        )
+        names = ", ".join(map(repr, lists)) or "no list"
+        raise InputError(f"{given[1]}: has {names}, none for {options.split}; name the split as one of them")
     images, frames = _photo_files(given[0]), []
     photos = FilesByName(by_stem(images, is_photo))
     for name in listed_names(read_file(chosen, "list"), chosen, "list"):

@@ -179,15 +179,9 @@ def _convert_split(
 ) -> None:
     skipped, path = options.skipped.get(name, {}), writer.root / "lst" / f"{name}.txt"
     if writer.is_finished(name, frames, read):
-        known = writer.accounts.get(name)
-        if known is None:
-            options.log(
-                f"{name}: {len(frames)} images, already prepared by an earlier version, which kept no record of its "
-                f"sources: their changes go unnoticed; to convert it again, delete {path}"
-            )
-        else:
-            options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
-            known.skipped = all_skipped(skipped, known.frames)
+        known = writer.accounts[name]
+        known.skipped = all_skipped(skipped, known.frames)
+        options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
         return
     before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
     account = partial(account_of, skipped=skipped, background=background_class(writer.classes))

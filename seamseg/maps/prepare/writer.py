@@ -155,21 +155,15 @@ class DatasetWriter:
                 partial_file.unlink(missing_ok=True)
 
     def is_finished(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> bool:
-        """Return whether the folder has this split, complete and of the same images, annotations and options.
-
-        Sources are not compared with a data set that has no account of them.
-        """
-        if not all((self.root / part).is_file() for part in (f"lst/{split}.txt", f"coco/{split}.json")):
+        """Return whether the folder has this split, complete and of the same images, annotations and options."""
+        names = ("metadata.bin", f"lst/{split}.txt", f"coco/{split}.json")
+        if split not in self.accounts or not all((self.root / name).is_file() for name in names):
             return False
-        if not (self.root / "metadata.bin").is_file():
+        listed = set(self._listed(split))
+        if listed != {frame.id for frame in frames} or not all(i in self._images and self._files(i) for i in listed):
             return False
-        listed = self._listed(split)
-        if set(listed) != {f.id for f in frames} or not all(i in self._images and self._files(i) for i in listed):
-            return False
-        known = self.accounts.get(split)
-        return known is None or {i: f["stamp"] for i, f in known.frames.items()} == {
-            frame.id: _stamp(frame, read) for frame in frames
-        }
+        stamps = {i: known["stamp"] for i, known in self.accounts[split].frames.items()}
+        return stamps == {frame.id: _stamp(frame, read) for frame in frames}
 
     def check_photos(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
         """Raise InputError if one of these lists has another image under the name of a frame."""
@@ -350,21 +344,16 @@ def _text_of(read: Reader) -> str:
 
 
 def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegError:
-    """Convert an image; return its record, or the error if it fails."""
+    """Write image and mask of a frame, in a worker process; return its record for the journal, or the error."""
     try:
-        return _convert(frame, **options)
+        size = photo_size(frame.photo)
+        pixels = size[0] * size[1]
+        with memory_for(frame.photo, "an image with its mask", size[::-1], MASK_BYTES * pixels):
+            record = _write_frame(frame, size, **options)
+            return_memory(pixels)
+        return record
     except Exception as error:
         return item_error(error, f"{frame.photo}: cannot be converted")
-
-
-def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
-    """Write image and mask of one frame, in a worker process; return its record for the journal."""
-    size = photo_size(frame.photo)
-    pixels = size[0] * size[1]
-    with memory_for(frame.photo, "an image with its mask", size[::-1], MASK_BYTES * pixels):
-        record = _write_frame(frame, size, root, read, classes, link)
-        return_memory(pixels)
-    return record
 
 
 def _write_frame(
