@@ -163,7 +163,8 @@ def test_indices_of_runs_take_little_memory():
     values[:, ::2] = 1
     classes = Metadata(1, 1, ["a", "b"], [(0, 0, 0), (1, 1, 1)], [0, 1])
     tracemalloc.start()
-    ids, cat, _ = number_segments(values, lambda value: (value, 0), classes)
+    found = number_segments(values, lambda value: (value, 0), classes)
+    ids, cat = found.ids, found.cat
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     np.testing.assert_array_equal(ids, values + 1)

@@ -30,9 +30,17 @@ from seamseg.maps.prepare.convert import (
     distinct_ids,
     id_of,
 )
-from seamseg.maps.prepare.pairs import FilesByName, by_stem, is_photo, number_objects, spellings, tree_files
+from seamseg.maps.prepare.pairs import (
+    FilesByName,
+    Instances,
+    by_stem,
+    is_photo,
+    number_objects,
+    spellings,
+    tree_files,
+)
 from seamseg.maps.prepare.panoptic import read_ids
-from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
@@ -151,9 +159,7 @@ def _cvat_frames(
         if label is None:  # CVAT lists frames without an annotation, too
             options.skip("frame without annotation", name)
             continue
-        photo = photos.find(name)
-        if photo is None:
-            raise photos.missing(name, chosen, given[0])
+        photo = photos.get(name, chosen, given[0])
         objects = files.get(f"{cvat.OBJECT_FOLDER}/{name}.png")
         frames.append(SourceFrame(id_of(f"{name}.png"), photo, label, photo.name, objects, class_of))
     if not frames:
@@ -178,7 +184,7 @@ def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
             raise InputError(f"{frame.annotation}: {what} is not in {cvat.LABELMAP}")
         return int(frame.info[code])
 
-    return Instances(*number_objects(labels, objects, class_of, listed.classes))
+    return number_objects(labels, objects, class_of, listed.classes)
 
 
 def _task_files(given: str) -> dict[str, File]:

@@ -94,41 +94,39 @@ def check_coco_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> lis
             continue
         try:
             content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
-            problems += [
-                Problem(str(path), text, is_error) for text, is_error in _check_coco(content, folder, set(ids))
-            ]
+            problems += [error(path, text) for text in _errors_of_coco(content, folder.metadata, set(ids))]
+            if any(a["id"] == 0 for a in content["annotations"]):
+                text = "an annotation has id 0, which pycocotools treats as no match; start at 1"
+                problems.append(warning(path, text))
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as failure:
             problems.append(error(path, f"not COCO annotations ({type(failure).__name__}: {failure})"))
     return problems
 
 
-def _check_coco(content: dict[str, Any], folder: DatasetFolder, ids: set[str]) -> list[tuple[str, bool]]:
-    m = folder.metadata
+def _errors_of_coco(content: dict[str, Any], m: Metadata, ids: set[str]) -> list[str]:
     sizes = {image.id: image.size for image in m.images}
-    found: list[tuple[str, bool]] = []
+    found = []
     images = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
-    for what, lost in (("lacks", sorted(ids - set(images))), ("has", sorted(set(images) - ids, key=str))):
+    for what, end, lost in (
+        ("lacks", "", sorted(ids - set(images))),
+        ("has", ", which the list lacks", sorted(set(images) - ids, key=str)),
+    ):
         if lost:
-            tail = "" if what == "lacks" else ", which the list lacks"
-            found.append((f"{what} {counted(len(lost), 'image')}{tail}, the first is {lost[0]!r}", True))
+            found.append(f"{what} {counted(len(lost), 'image')}{end}, the first is {lost[0]!r}")
     wrong = [i for i in ids & set(images) if images[i] != sizes[i]]
     if wrong:
-        text = f"has another size than metadata.bin for {counted(len(wrong), 'image')}, the first is {min(wrong)!r}"
-        found.append((text, True))
+        size = f"another size than metadata.bin for {counted(len(wrong), 'image')}"
+        found.append(f"has {size}, the first is {min(wrong)!r}")
     categories = {c["id"]: c["name"] for c in content["categories"]}
-    things = {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}
-    if categories != things:
-        found.append(("its categories are not the thing classes of metadata.bin", True))
-    unknown_categories = sum(a["category_id"] not in categories for a in content["annotations"])
-    unknown_images = sum(a["image_id"] not in images for a in content["annotations"])
+    if categories != {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}:
+        found.append("its categories are not the thing classes of metadata.bin")
+    annotations = content["annotations"]
+    unknown_categories = sum(a["category_id"] not in categories for a in annotations)
+    unknown_images = sum(a["image_id"] not in images for a in annotations)
     if unknown_categories or unknown_images:
-        text = f"{unknown_categories} annotations of unknown categories and {unknown_images} of unknown images"
-        found.append((text, True))
-    numbers = Counter(a["id"] for a in content["annotations"])
-    if any(n > 1 for n in numbers.values()):
-        found.append(("annotation ids occur twice", True))
-    if 0 in numbers:
-        found.append(("an annotation has id 0, which pycocotools treats as no match; start at 1", False))
+        found.append(f"{unknown_categories} annotations of unknown categories and {unknown_images} of unknown images")
+    if len({a["id"] for a in annotations}) < len(annotations):
+        found.append("annotation ids occur twice")
     return found
 
 

@@ -22,8 +22,8 @@ from seamseg.maps.prepare.convert import (
     convert_splits,
     find_splits,
 )
-from seamseg.maps.prepare.pairs import number_segments
-from seamseg.maps.prepare.writer import Instances, SourceFrame
+from seamseg.maps.prepare.pairs import Instances, number_segments
+from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
 
 SPLITS = {"train": ("gtFine", "train"), "val": ("gtFine", "val"), "train_extra": ("gtCoarse", "coarse")}
@@ -99,4 +99,4 @@ def read_instances(frame: SourceFrame) -> Instances:
             )
         return _CLASS_OF_LABEL.get(label, VOID), int(alone)
 
-    return Instances(*number_segments(values, describe, _CLASSES))
+    return number_segments(values, describe, _CLASSES)

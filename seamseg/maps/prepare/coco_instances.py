@@ -34,9 +34,9 @@ from seamseg.maps.prepare.convert import (
     distinct_ids,
     id_of,
 )
-from seamseg.maps.prepare.pairs import FilesByName, by_stem, is_label, is_photo, number_segments, tree_files
+from seamseg.maps.prepare.pairs import FilesByName, Instances, by_stem, is_label, is_photo, number_segments, tree_files
 from seamseg.maps.prepare.panoptic import coco_images, coco_number, coco_records, crowd_flag, id_text, load_json
-from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 
 Thing = tuple[Runs, int, int]
@@ -119,9 +119,7 @@ def find_frames(
     labels = FilesByName(by_stem(maps, is_label), stems.values(), same_tree=True) if len(given) > 2 else None
     frames, bare = [], []
     for name, found in sorted(images, key=lambda image: image[0]):
-        photo = photos.find(name)
-        if photo is None:
-            raise photos.missing(name, source, given[0])
+        photo = photos.get(name, source, given[0])
         label = labels.find(stems[name]) if labels is not None else None
         if labels is not None and label is None:
             options.skip("image without a label image", photo)
@@ -188,11 +186,11 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     named = background_class(listed.classes)
     rest = VOID if named is None else named
     labels = np.zeros(size, np.uint8) if frame.second is None else read_map(frame.second)
-    ids, cat, iscrowd = number_segments(labels, describe, listed.classes)
+    below = number_segments(labels, describe, listed.classes)
     del labels
-    columns = ids.T.ravel()  # void where objects of a void class are, which are read before the pixels
-    del ids
-    found = stack_things(things(), size, frame, (columns.reshape(size[::-1]).T, cat, iscrowd))
+    columns = below.ids.T.ravel()  # void where objects of a void class are, which are read before the pixels
+    below = replace(below, ids=columns.reshape(size[::-1]).T)
+    found = stack_things(things(), size, frame, below)
     return replace(found, skipped=(*found.skipped, *skipped))
 
 
@@ -238,15 +236,12 @@ def _polygons(segmentation: list[Any]) -> list[np.ndarray]:
 
 
 def stack_things(
-    things: Iterable[Thing],
-    size: tuple[int, int],
-    frame: SourceFrame,
-    background: tuple[np.ndarray, list[int], list[int]] | None = None,
+    things: Iterable[Thing], size: tuple[int, int], frame: SourceFrame, background: Instances
 ) -> Instances:
     """Store objects that may overlap in layers `L x H x W`: each in the first one that is free, singles before crowds.
 
-    Of both the smaller come first. Objects without a pixel are skipped. `background` has ids, class and crowd flag by
-    id, for the pixels that no object covers. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all
+    Of both the smaller come first. Objects without a pixel are skipped. `background` has the pixels that no
+    object covers. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all
     layers, or 16 Mi runs are an InputError.
     """
     things = _within_limits(things, size, frame)
@@ -254,8 +249,7 @@ def stack_things(
     skipped = tuple(("object without a pixel", f"one of {frame.photo}") for pixels in area if not pixels)
     order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
-    ids, more, crowds = background or (None, [VOID], [0])
-    if len(order) + len(more) - 1 > _MAX_OBJECTS:
+    if len(order) + len(background.cat) - 1 > _MAX_OBJECTS:
         raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.photo}")
     pixels, allowed = size[0] * size[1], _allowed_layers(size)
     layers = np.zeros((allowed, pixels), np.uint16)  # takes the memory of what is written to
@@ -275,14 +269,13 @@ def stack_things(
             layers[layer, inside] = len(cat)
         cat.append(category)
         iscrowd.append(crowd)
-    if ids is not None:
-        # stuff in the first layer would hide an object of another layer
-        columns = ids.T.reshape(-1)
-        for part in _parts(pixels):
-            bare = (used[part] == 0) & (columns[part] > 0)
-            layers[0, part][bare] = columns[part][bare].astype(np.uint16) + np.uint16(len(cat) - 1)
-        cat += more[1:]
-        iscrowd += crowds[1:]
+    # stuff in the first layer would hide an object of another layer
+    columns = background.ids.T.reshape(-1)
+    for part in _parts(pixels):
+        bare = (used[part] == 0) & (columns[part] > 0)
+        layers[0, part][bare] = columns[part][bare].astype(np.uint16) + np.uint16(len(cat) - 1)
+    cat += background.cat[1:]
+    iscrowd += background.iscrowd[1:]
     kept, cat, iscrowd = _compact(layers[:count], cat, iscrowd)
     return Instances(kept.reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd, skipped)
 

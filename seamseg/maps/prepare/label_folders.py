@@ -34,6 +34,7 @@ from seamseg.maps.prepare.pairs import (
     COCO_JSON,
     LABEL_ENDINGS,
     FilesByName,
+    Instances,
     by_stem,
     is_label,
     is_photo,
@@ -43,7 +44,7 @@ from seamseg.maps.prepare.pairs import (
     without_suffix,
 )
 from seamseg.maps.prepare.panoptic import load_json
-from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import MIB
@@ -133,7 +134,7 @@ def find_frames(
     own = set(map(_path, every.values()))
     given = {name: file for name, file in trees[1].items() if _path(file) not in own}
     photos = _listed_photos(split, folders, every, options)
-    instances = _ending(trees[2], LABEL_ENDINGS, suffixes[2]) if len(folders) > 2 else {}
+    instances = _ending(trees[2], LABEL_ENDINGS, suffixes[2])
     if len(folders) > 2 and not instances:
         raise InputError(f"{folders[2]}: 0 instance images (.png) found for {split}{_named(suffixes[2])}")
     forms = [_ending(given, endings, suffixes[1]) for endings in _FORMS]
@@ -155,7 +156,7 @@ def find_frames(
     ending = frames[0].annotation.suffix.lower()
     form = next(endings for endings in _FORMS if ending in endings)
     options.skip_unused(given, used, f"label file of {which}", lambda name: name.lower().endswith(form))
-    options.skip_unused(trees[2] if len(folders) > 2 else {}, used, f"instance image of {which}", is_label)
+    options.skip_unused(trees[2], used, f"instance image of {which}", is_label)
     return frames
 
 
@@ -171,7 +172,7 @@ def _trees(folders: tuple[str, ...]) -> list[dict[str, File]]:
         if os.path.realpath(folder).startswith(os.path.join(root, "")):
             inside = set(map(_path, files.values()))
             photos = {name: file for name, file in photos.items() if _path(file) not in inside}
-    return [photos, *others]
+    return [photos, *others, {}]
 
 
 def _labelled(
@@ -238,15 +239,12 @@ def _listed_photos(
         options.log(f"{lists[0].parent}: has the lists {names}, none for {split}, which gets all images with labels")
         return photos
     lines = listed_names(read_file(chosen, "list"), chosen, "list")
-    found, wanted = FilesByName(photos, lines), {}
-    for name in lines:
-        stem = found.path_of(name)
-        if stem is None:
-            raise found.missing(name, chosen, folders[0])
-        wanted[stem] = found.use(stem, name)
-    if not wanted:
+    found = FilesByName(photos, lines)
+    files = [found.get(name, chosen, folders[0]) for name in lines]
+    if not files:
         raise InputError(f"{chosen}: lists no image")
-    return wanted
+    stems = {file: stem for stem, file in photos.items()}
+    return {stems[file]: file for file in files}
 
 
 def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList) -> list[SourceFrame]:
@@ -309,7 +307,7 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
         return stack_regions(found, size, frame, listed.classes)
     labels = read_map(frame.annotation)
     if numbered and frame.second is None:
-        return Instances(*number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes))
+        return number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes)
     labels, numbers = labels.astype(np.int64), np.int64(0)
     if divisor:
         numbers = labels % divisor
@@ -319,7 +317,7 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
     if not listed.classes.num_stuff:  # of things only, with a background that is left void
         listed = replace(listed, class_of={0: VOID, **listed.class_of})
     class_of = partial(listed.class_at, source=frame.annotation)
-    return Instances(*number_objects(labels, numbers, class_of, listed.classes))
+    return number_objects(labels, numbers, class_of, listed.classes)
 
 
 def _class_of_number(number: int, listed: ClassList) -> int:

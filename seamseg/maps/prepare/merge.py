@@ -15,8 +15,8 @@ from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import read_map
 from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits
-from seamseg.maps.prepare.pairs import number_segments
-from seamseg.maps.prepare.writer import Instances, SourceFrame
+from seamseg.maps.prepare.pairs import Instances, number_segments
+from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
@@ -88,25 +88,22 @@ def read_rules(path: str | Path) -> MergeRules:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, as {{'car': 'vehicle'}}")
-    keys = {"classes", "stuff", "things", "splits"}
-    if not any(isinstance(content.get(key), (dict, list)) for key in keys):
-        content = {"classes": content}
-    unknown = sorted(set(content) - keys)
-    if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; valid keys: {', '.join(sorted(keys))}")
     kinds = {"classes": dict, "splits": dict, "stuff": list, "things": list}
+    if not any(isinstance(content.get(key), (dict, list)) for key in kinds):
+        content = {"classes": content}
+    unknown = sorted(set(content) - set(kinds))
+    if unknown:
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; valid keys: {', '.join(sorted(kinds))}")
     for key, kind in kinds.items():
-        if not isinstance(content.get(key, kind()), kind):
+        given = content.setdefault(key, kind())
+        if not isinstance(given, kind):
             raise InputError(f"{path}: {key!r} must be {'an object' if kind is dict else 'a list of names'}")
-    classes, splits = content.get("classes", {}), content.get("splits", {})
-    wrong = [k for k, v in classes.items() if not (v is None or isinstance(v, str))]
-    wrong += [k for k, v in splits.items() if not isinstance(v, str)]
-    if wrong:
-        raise InputError(f"{path}: {wrong[0]!r} must map to a name" + ("" if wrong[0] in splits else " or null"))
-    lists = {key: content.get(key, []) for key in ("stuff", "things")}
-    if not all(isinstance(name, str) for names in lists.values() for name in names):
-        raise InputError(f"{path}: `stuff` and `things` are lists of names")
-    return MergeRules(classes, frozenset(lists["stuff"]), frozenset(lists["things"]), splits)
+        if kind is list and not all(isinstance(name, str) for name in given):
+            raise InputError(f"{path}: `stuff` and `things` are lists of names")
+        for name, value in given.items() if kind is dict else ():
+            if not isinstance(value, str) and not (key == "classes" and value is None):
+                raise InputError(f"{path}: {name!r} must map to a name{' or null' if key == 'classes' else ''}")
+    return MergeRules(content["classes"], frozenset(content["stuff"]), frozenset(content["things"]), content["splits"])
 
 
 def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metadata:
@@ -134,20 +131,15 @@ def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metad
     if len(entries) > VOID:
         raise InputError(f"{len(entries)} classes in all, more than {VOID}; map some to one name or to null")
     ordered = sorted(entries.items(), key=lambda item: item[1]["thing"])
-    num_thing = sum(entry["thing"] for _, entry in ordered)
     ids, taken = [], {entry["id"] for _, entry in ordered}
     for _, entry in ordered:
         # ids of several parts may clash: the first keeps its id
         new_id = entry["id"] if entry["id"] not in ids else next(i for i in range(len(taken) + VOID) if i not in taken)
         ids.append(new_id)
         taken.add(new_id)
-    return Metadata(
-        len(ordered) - num_thing,
-        num_thing,
-        [name for name, _ in ordered],
-        [entry["color"] for _, entry in ordered],
-        ids,
-    )
+    num_thing = sum(entry["thing"] for _, entry in ordered)
+    colours = [entry["color"] for _, entry in ordered]
+    return Metadata(len(ordered) - num_thing, num_thing, [name for name, _ in ordered], colours, ids)
 
 
 def _new_name(folder: DatasetFolder, name: str, rules: MergeRules) -> str | None:
@@ -166,27 +158,25 @@ def _class_table(folder: DatasetFolder, classes: Metadata, rules: MergeRules) ->
 
 
 def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
-    names = {name for f in folders for name in f.metadata.categories}
-    known = names | {f"{_name(f)}/{name}" for f in folders for name in f.metadata.categories}
-    unknown_name = next((key for key in rules.classes if key not in known), None)
-    if unknown_name is not None:
-        raise InputError(
-            f"the mapping has class {unknown_name!r}, which is in no part (FOLDER/NAME selects the class of one part)"
-            + did_you_mean(unknown_name, known)
-        )
-    made = {_new_name(f, name, rules) for f in folders for name in f.metadata.categories}
-    unknown_name = next((name for name in sorted(rules.stuff | rules.things) if name not in made), None)
-    if unknown_name is not None:
-        wanted = did_you_mean(unknown_name, {name for name in made if name is not None})
-        raise InputError(
-            f"`stuff` or `things` of the mapping has class {unknown_name!r}, which is not a merged class{wanted}"
-        )
-    unknown_name = next((s for s in rules.splits if not any(s in f.splits for f in folders)), None)
-    if unknown_name is not None:
-        known = {s for f in folders for s in f.splits}
-        raise InputError(
-            f"`splits` of the mapping has {unknown_name!r}, which is in no part{did_you_mean(unknown_name, known)}"
-        )
+    names = {name for folder in folders for name in folder.metadata.categories}
+    of_folder = {f"{_name(folder)}/{name}" for folder in folders for name in folder.metadata.categories}
+    new_names = [_new_name(folder, name, rules) for folder in folders for name in folder.metadata.categories]
+    made = {name for name in new_names if name is not None}
+    splits = {split for folder in folders for split in folder.splits}
+    no_part = "which is in no part (FOLDER/NAME selects the class of one part)"
+    for given, known, where, why in (
+        (rules.classes, names | of_folder, "the mapping has class", no_part),
+        (
+            sorted(rules.stuff | rules.things),
+            made,
+            "`stuff` or `things` of the mapping has class",
+            "which is not a merged class",
+        ),
+        (rules.splits, splits, "`splits` of the mapping has", "which is in no part"),
+    ):
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise InputError(f"{where} {unknown!r}, {why}{did_you_mean(unknown, known)}")
     both = sorted(rules.stuff & rules.things)
     if both:
         raise InputError(f"class {both[0]!r} is in both `stuff` and `things` of the mapping")
@@ -227,4 +217,4 @@ def read_instances(frame: SourceFrame, classes: Metadata) -> Instances:
             raise InputError(f"{frame.annotation}: instance id {value}, but metadata.bin lists ids 0 to {len(cat) - 1}")
         return cat[value], int(iscrowd[value] or not was_thing[value])
 
-    return Instances(*number_segments(np.stack(masks), describe, classes))
+    return number_segments(np.stack(masks), describe, classes)

@@ -6,6 +6,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -124,11 +125,13 @@ class FilesByName:
         found = self._paths_of(name)
         return found[0] if len(found) == 1 else None
 
-    def missing(self, name: str, source: object, folder: str) -> InputError:
-        """Return an error for a name, listed by `source`, that :meth:`path_of` has no path for."""
+    def get(self, name: str, source: object, folder: str) -> File:
+        """Return the file with a name that `source` lists; InputError if there is none in the folder, or several."""
         found = self._paths_of(name)
-        why = f"both {found[0]!r} and {found[1]!r} may be it" if found else f"it is not among the {len(self)} files"
-        return InputError(f"{source}: lists {name!r}, but {why} in {folder}")
+        if len(found) != 1:
+            why = f"both {found[0]!r} and {found[1]!r} may be it" if found else f"it is not among the {len(self)} files"
+            raise InputError(f"{source}: lists {name!r}, but {why} in {folder}")
+        return self.use(found[0], name)
 
     def _paths_of(self, name: str) -> list[str]:
         found: list[str] = []
@@ -217,13 +220,24 @@ def spellings(name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def number_segments(
-    values: np.ndarray, describe: Callable[[int], tuple[int, int]], classes: Metadata
-) -> tuple[np.ndarray, list[int], list[int]]:
+@dataclass(frozen=True)
+class Instances:
+    """The instances of an image: ids `H x W` or `L x H x W`, 0 void, and class and crowd flag by id, 255 and 0 first.
+
+    `skipped` has reason and name of each object that could not be used, for the account of the conversion.
+    """
+
+    ids: np.ndarray
+    cat: list[int]
+    iscrowd: list[int]
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def number_segments(values: np.ndarray, describe: Callable[[int], tuple[int, int]], classes: Metadata) -> Instances:
     """Assign ids from 1 to the segments of a map, `H x W` or `L x H x W` integers, by increasing value.
 
     Values of one stuff class become one segment; each thing is a separate segment. `describe` returns `(class, crowd
-    flag)` of a value; class 255 is void. Returns the ids, uint8 or uint16 with 0 void, and class and crowd flag by id.
+    flag)` of a value; class 255 is void. The ids are uint8 or uint16.
     """
     flat = values.ravel()
     # in parts, since indices take more memory than the map; one value per run of equal ones: sorting all pixels would
@@ -249,7 +263,7 @@ def number_segments(
         start = _run_starts(flat[part])
         run_id = new_id[np.searchsorted(present, flat[part][start])]
         ids[part] = np.repeat(run_id, np.diff(start, append=ids[part].size))
-    return ids.reshape(values.shape), cat, iscrowd
+    return Instances(ids.reshape(values.shape), cat, iscrowd)
 
 
 def _run_starts(values: np.ndarray) -> np.ndarray:
@@ -258,7 +272,7 @@ def _run_starts(values: np.ndarray) -> np.ndarray:
 
 def number_objects(
     labels: np.ndarray, numbers: np.ndarray | np.integer, class_of: Callable[[int], int], classes: Metadata
-) -> tuple[np.ndarray, list[int], list[int]]:
+) -> Instances:
     """Assign ids to the segments of a map of labels, `H x W` int64, which are overwritten; see :func:`number_segments`.
 
     `numbers` are integers of the objects of a label below 2^32, 0 for a crowd: `H x W`, or one for all pixels.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from seamseg.maps.prepare.convert import (
     find_splits,
     id_of,
 )
-from seamseg.maps.prepare.pairs import FilesByName, is_photo, number_segments, tree_files
-from seamseg.maps.prepare.writer import Instances, SourceFrame, check_stated_size
+from seamseg.maps.prepare.pairs import FilesByName, Instances, is_photo, number_segments, tree_files
+from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
@@ -183,8 +183,8 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
             (coco_number(s, "id", where), coco_number(s, "category_id", where), crowd_flag(s, where))
             for s in coco_records(annotation, "segments_info", where)
         ]
-        mask = _file(masks, str(annotation.get("file_name")), source.name)
-        photo = _file(photos, name, source.name)
+        mask = masks.get(str(annotation.get("file_name")), source.name, "its folder")
+        photo = photos.get(name, source.name, "its folder")
         stated = images[number].get("width"), images[number].get("height")
         annotated.add(number)
         frames.append(SourceFrame(id_of(name), photo, mask, name, info=(info, stated)))
@@ -199,13 +199,6 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
     options.skip_unused(source.photos, used, "image that the JSON does not list", is_photo)
     options.skip_unused(source.masks, used, "PNG that the JSON does not list")
     return sorted(frames, key=lambda frame: frame.id)
-
-
-def _file(files: FilesByName, name: str, source: str) -> File:
-    file = files.find(name)
-    if file is None:
-        raise files.missing(name, source, "its folder")
-    return file
 
 
 def read_instances(frame: SourceFrame, listed: ClassList, rest: int) -> Instances:
@@ -227,7 +220,8 @@ def read_instances(frame: SourceFrame, listed: ClassList, rest: int) -> Instance
         return listed.class_of[category], crowd
 
     found = number_segments(read_ids(frame.annotation), describe, listed.classes)
-    return Instances(*found, tuple(("segment without a pixel", f"{n} of {frame.annotation}") for n in sorted(absent)))
+    skipped = tuple(("segment without a pixel", f"{n} of {frame.annotation}") for n in sorted(absent))
+    return replace(found, skipped=skipped)
 
 
 def read_ids(file: File) -> np.ndarray:

@@ -23,8 +23,8 @@ from seamseg.maps.prepare.convert import (
     find_splits,
     ordered_classes,
 )
-from seamseg.maps.prepare.pairs import by_stem, is_photo, number_segments
-from seamseg.maps.prepare.writer import Instances, SourceFrame
+from seamseg.maps.prepare.pairs import Instances, by_stem, is_photo, number_segments
+from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
@@ -169,7 +169,7 @@ def read_instances(frame: SourceFrame, labels: VistasLabels) -> Instances:
         label = value // INSTANCES_PER_LABEL
         return labels.class_of[label], int(labels.is_group[label])
 
-    return Instances(*number_segments(values, describe, labels.classes))
+    return number_segments(values, describe, labels.classes)
 
 
 def _png_depth(data: bytes) -> int:

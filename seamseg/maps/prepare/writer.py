@@ -38,7 +38,7 @@ from seamseg.maps.prepare.account import (
 )
 from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.maps.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
-from seamseg.maps.prepare.pairs import is_photo
+from seamseg.maps.prepare.pairs import Instances, is_photo
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.files import (
     PARTIAL,
@@ -88,19 +88,6 @@ class SourceFrame:
     def annotations(self) -> tuple[File, ...]:
         """All annotation files."""
         return (self.annotation, *([self.second] if self.second is not None else []), *self.others)
-
-
-@dataclass(frozen=True)
-class Instances:
-    """The instances of an image: ids `H x W` or `L x H x W`, 0 void, and class and crowd flag by id, 255 and 0 first.
-
-    `skipped` has reason and name of each object that could not be used, for the account of the conversion.
-    """
-
-    ids: np.ndarray
-    cat: list[int]
-    iscrowd: list[int]
-    skipped: tuple[tuple[str, str], ...] = ()
 
 
 Reader = Callable[[SourceFrame], Instances]

@@ -53,9 +53,8 @@ def test_a_file_has_one_name():
         found(["cam0/a.png", "cam0/a.png", "cam1/a.png"], "a.png")
     several = FilesByName({path: Path(path) for path in ("x/a.png", "y/a.png")})
     assert several.find("a.png") is None
-    assert str(several.missing("a.png", "i.json", "p")) == (
-        "i.json: lists 'a.png', but both 'x/a.png' and 'y/a.png' may be it in p"
-    )
+    with pytest.raises(InputError, match=r"^i\.json: lists 'a.png', but both 'x/a.png' and 'y/a.png' may be it in p$"):
+        several.get("a.png", "i.json", "p")
     assert found(["a", "old/a"], "a", wanted=["a", "old/a"]) == ["a", None]
     assert id_of("images\\a.png") == "images_a"
     assert id_of("https://host/data/upload/1/a.png?t=1") == "a"
@@ -154,4 +153,5 @@ def test_files_of_one_name_in_many_folders():
     photos = FilesByName(files)
     assert photos.path_of("train/7/rgb") == "7/rgb"
     assert photos.path_of("train/20/rgb") is None
-    assert "both '0/rgb' and '1/rgb' may be it" in str(photos.missing("rgb", "list.txt", "photos"))
+    with pytest.raises(InputError, match="both '0/rgb' and '1/rgb' may be it"):
+        photos.get("rgb", "list.txt", "photos")

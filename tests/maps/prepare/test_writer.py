@@ -17,7 +17,8 @@ from support.tiny_dataset import classes
 from seamseg.maps.formats.metadata import Metadata, read_metadata
 from seamseg.maps.prepare.account import Journal
 from seamseg.maps.prepare.convert import ConversionOptions, convert_splits
-from seamseg.maps.prepare.writer import DatasetWriter, Instances, SourceFrame
+from seamseg.maps.prepare.pairs import Instances
+from seamseg.maps.prepare.writer import DatasetWriter, SourceFrame
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write, replacing
 
