@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--photos {args.photos}: no such folder")
     if args.out is not None and args.out.is_dir():
         raise InputError(f"--out {args.out}: is a folder; name a file, such as {args.out / 'report.html'}")
-    from seamseg.maps.report import ReportOptions, find_evaluation, write_report
+    from seamseg.maps.report import find_evaluation, write_report
     from seamseg.utils.progress import progress
 
     evaluation = find_evaluation(args.run)
     against = None if args.against is None else find_evaluation(args.against)
     path = _default_page(args.run, args.against) if args.out is None else args.out
-    written = write_report(path, evaluation, against, ReportOptions(args.images, args.photos, args.size), progress)
+    written = write_report(path, evaluation, against, progress, args.images, args.photos, args.size)
     for problem in written.problems:
         echo(f"failed {one_line(problem)}", file=sys.stderr)
     if written.without_photo and not args.quiet:

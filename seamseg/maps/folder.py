@@ -43,9 +43,15 @@ def find_metadata(root: str | Path) -> Path:
         how = nearest_path(root) or "; see `seamseg prepare --help` for how to make one"
         raise InputError(f"{root}: no such data set folder{how}")
     path = root / "metadata.bin"
-    if not path.exists():
-        raise InputError(f"{root}: {_why_not_a_data_set(root)}")
-    return path
+    if path.exists():
+        return path
+    if (root / "leftImg8bit").is_dir():
+        raise InputError(
+            f"{root}: raw Cityscapes, not a data set folder; convert it: seamseg prepare cityscapes {root} OUT"
+        )
+    raise InputError(
+        f"{root}: not a data set folder: it has no metadata.bin; see `seamseg prepare --help` for how to make one"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,17 +103,7 @@ class ReadMap:
 
 
 class DatasetFolder:
-    """A data set in the folder format.
-
-    Parameters
-    ----------
-    root : the folder that holds `metadata.bin`
-
-    Raises
-    ------
-    InputError
-        if the folder or its metadata is missing or invalid
-    """
+    """A data set in the folder format; `root` holds `metadata.bin`. InputError if that is missing or invalid."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -131,10 +127,7 @@ class DatasetFolder:
     def split(self, name: str) -> list[ImageInfo]:
         """Return the images of a split, in the order of its list.
 
-        Raises
-        ------
-        InputError
-            if the list is missing or empty, or has a duplicate image or one that is not in the metadata
+        InputError if the list is missing or empty, or has a duplicate image or one that is not in the metadata.
         """
         path = self.root / "lst" / f"{name}.txt"
         if not path.is_file():
@@ -157,13 +150,7 @@ class DatasetFolder:
         return [self._by_id[i] for i in ids]
 
     def image_path(self, image_id: str) -> Path:
-        """Return the path of an image, ignoring the case of its extension.
-
-        Raises
-        ------
-        InputError
-            if there is none
-        """
+        """Return the path of an image, ignoring the case of its extension; InputError if there is none."""
         stem = join_inside(self.root / "img", image_id)
         for extension in (*IMAGE_EXTENSIONS, *_OTHER_CASES):  # a search of the folder for each image would take long
             path = stem.with_name(stem.name + extension)
@@ -184,10 +171,7 @@ class DatasetFolder:
     def read_mask(self, image_id: str) -> np.ndarray:
         """Read the instance ids of an image, `L x H x W` int32, 0 void.
 
-        Raises
-        ------
-        InputError
-            if a layer is missing, unreadable, of another size than in the metadata, or has an id that is not in `cat`
+        InputError if a layer is missing, unreadable, of another size than in the metadata, or has an id not in `cat`.
         """
         info = self.info(image_id)
         layers = []
@@ -206,9 +190,3 @@ class DatasetFolder:
                 )
             layers.append(layer)
         return layers[0][None] if len(layers) == 1 else np.stack(layers)
-
-
-def _why_not_a_data_set(root: Path) -> str:
-    if (root / "leftImg8bit").is_dir():
-        return f"raw Cityscapes, not a data set folder; convert it: seamseg prepare cityscapes {root} OUT"
-    return "not a data set folder: it has no metadata.bin; see `seamseg prepare --help` for how to make one"

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from seamseg.maps.formats.id_png import check_png
-from seamseg.maps.idmaps.images import BAND_BYTES
+from seamseg.maps.idmaps.segments import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
 from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, memory_for, memory_needed
@@ -68,19 +68,9 @@ def image_files(
 ) -> list[Path]:
     """Return the images of a folder and its sub-folders, by the endings of their names, sorted.
 
-    Hidden files and folders are ignored. A folder that links lead to again is read once. A sub-folder that cannot be
-    listed is among the images, so that it is reported when its turn comes.
-
-    Parameters
-    ----------
-    folder : folder that is searched
-    leave_out : returns whether a folder is ignored
-    endings : endings in lower case
-
-    Raises
-    ------
-    InputError
-        if the folder itself cannot be listed
+    Hidden files and folders, and folders of which `leave_out` is true, are ignored. A folder that links lead to again
+    is read once. A sub-folder that cannot be listed is among the images, so that it is reported when its turn comes;
+    if the folder itself cannot, this is an InputError.
     """
     found: list[Path] = []
 
@@ -127,12 +117,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return _rgb(image, _is_deep(image))
 
 
-def pixels_of(image: Image.Image) -> np.ndarray:
-    """Return the pixels of an RGB image, `H x W x 3` uint8, writable."""
-    return _array_of(image)
-
-
-def _array_of(image: Image.Image, dtype: type | None = None) -> np.ndarray:
+def pixels_of(image: Image.Image, dtype: type | None = None) -> np.ndarray:
+    """Return the pixels of an image, `H x W x 3` uint8 of RGB, writable."""
     values = None
     for rows, band in _bands(image):  # at once, numpy and Pillow would make two more copies
         part = np.asarray(band)
@@ -155,14 +141,10 @@ def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
 
 
 def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
-    """Decode as :func:`open_image` does, but a JPEG at a reduced size.
+    """Decode as :func:`open_image` does, but a JPEG at a reduced size; return `(height, width)` at full size, too.
 
     It is the smallest of full, half, quarter and eighth size that is not below `at_least`, `(height, width)`. The
     pixels differ slightly from those of any resampling filter, which does not matter for training.
-
-    Returns
-    -------
-    image, and `(height, width)` of the full-size upright image
     """
 
     def read(image: Image.Image) -> tuple[Image.Image, tuple[int, int]]:
@@ -191,12 +173,8 @@ def open_mask(path: str | Path, data: bytes | None = None, count_rows: bool = Tr
 def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
     """Decode the mask of one object to `H x W` int32, 0 outside.
 
-    Colours are numbers, `R + 256 G + 65536 B`. If only the alpha channel tells the object, its values are returned.
-
-    Raises
-    ------
-    UnreadableImage
-        as :func:`open_mask`; also if both colours and alpha channel differ within the image
+    Colours are numbers, `R + 256 G + 65536 B`. If only the alpha channel tells the object, its values are returned;
+    UnreadableImage if both colours and alpha channel differ within the image.
     """
 
     def read(image: Image.Image) -> np.ndarray:
@@ -268,10 +246,7 @@ def open_map(path: str | Path, data: bytes | None = None) -> np.ndarray:
 def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     """Return `(height, width)` of the upright image, without decoding it where that can be avoided.
 
-    Raises
-    ------
-    UnreadableImage
-        as :func:`open_image`, except for a file that is truncated after its header
+    UnreadableImage as of :func:`open_image`, except for a file that is truncated after its header.
     """
     return _decode(Path(path), lambda image: _upright_size(image, Path(path), data), data, per_pixel=0)
 
@@ -319,16 +294,16 @@ def _decode(
         raise UnreadableImage(f"{path}: corrupt image: {one_line(error) or type(error).__name__}") from error
 
 
-def _free_pixels(image: Image.Image) -> None:
-    # not by `close`: with Pillow 10 the end of the `with` block of an image that is closed is an error
-    image.im = None  # type: ignore[assignment]
-
-
 def _check_pixels(image: Image.Image, path: Path, limit: int) -> None:
     if image.width * image.height > limit:
         raise UnreadableImage(
             f"{path}: {image.width} x {image.height} pixels are above the limit of {limit / 1e6:.3g} megapixels"
         )
+
+
+def _free_pixels(image: Image.Image) -> None:
+    # not by `close`: with Pillow 10 the end of the `with` block of an image that is closed is an error
+    image.im = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -459,7 +434,7 @@ def _stored_values(image: Image.Image, path: Path) -> np.ndarray:
             f"{path}: a map must be a grey image of 8 or 16 bits or an RGB image of 8, this one has mode {image.mode}; "
             "store other maps as .npy"
         )
-    values = _array_of(image)
+    values = pixels_of(image)
     return values.transpose(2, 0, 1) if image.mode == "RGB" else values
 
 
@@ -483,7 +458,7 @@ def _integers(image: Image.Image, path: Path, data: bytes | None = None, count_r
         raise UnreadableImage(
             f"{path}: a mask must be a single-channel integer image, this one has mode {image.mode} (colours?)"
         )
-    values = _array_of(image, np.int32)
+    values = pixels_of(image, np.int32)
     if image.mode == "I" and values.size and values.min() < 0:
         raise UnreadableImage(f"{path}: a mask must not have negative values, this one has {values.min()}")
     if image.format == "PNG":

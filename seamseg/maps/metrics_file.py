@@ -60,10 +60,7 @@ class MetricsFile:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Read the lines of a `metrics.jsonl`, or of the one in a run folder, without incomplete lines.
 
-    Raises
-    ------
-    InputError
-        if there is no such file or it cannot be read
+    InputError if there is no such file or it cannot be read.
     """
     path = Path(path)
     path = path / METRICS_NAME if path.is_dir() else path

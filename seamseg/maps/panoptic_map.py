@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -89,33 +89,6 @@ def class_map_result(classes: np.ndarray) -> PanopticResult:
     return PanopticResult(id_map, segments)
 
 
-class SegmentLike(Protocol):
-    """A segment of any kind."""
-
-    @property
-    def id(self) -> int:
-        """Id in the map."""
-
-    @property
-    def category(self) -> int:
-        """Dense class index."""
-
-    @property
-    def iscrowd(self) -> bool:
-        """Whether it is a group of things."""
-
-    @property
-    def area(self) -> float | None:
-        """Area in pixels; None if it is to be counted."""
-
-    @property
-    def score(self) -> float | None:
-        """Score, for reports only."""
-
-
-Segments: TypeAlias = Sequence[SegmentLike]
-
-
 @dataclass(frozen=True)
 class SegmentInfo:
     """An annotated segment.
@@ -128,6 +101,10 @@ class SegmentInfo:
     iscrowd: bool = False
     area: float | None = None
     score: float | None = None
+
+
+SegmentLike: TypeAlias = Segment | SegmentInfo
+Segments: TypeAlias = Sequence[SegmentLike]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,8 @@ from seamseg.maps.predictions import Prediction
 class PastedDetection:
     """A detection in pixel coordinates of the image.
 
-    Attributes
-    ----------
-    category : thing class, from 0
-    score : 0 to 1
-    box : `(y0, x0, y1, x1)`
-    crop : bool `h x w`, the part of the mask with all its pixels; None if the network has no masks
-    corner : `(y, x)` of the crop in the image
+    `category` is the thing class, from 0, `score` 0 to 1 and `box` `(y0, x0, y1, x1)`. `crop`, bool `h x w`, is the
+    part of the mask with all its pixels, None if the network has no masks, and `corner` its `(y, x)` in the image.
     """
 
     category: int
@@ -38,12 +33,8 @@ def paste_detections(
 ) -> Iterator[PastedDetection]:
     """Iterate over all detections before the fusion, which may overlap; masks are pasted one by one.
 
-    Parameters
-    ----------
-    prediction : prediction at the network's size
-    size : `(height, width)` of the image
-    by_nearest : make the masks at the network's size and resize them by nearest neighbour, and clip the boxes, as the
-        original does for average precision; by default masks are sampled at the size of the image
+    By default masks are sampled at `size`, `(height, width)` of the image. `by_nearest` makes them at the network's
+    size and resizes them by nearest neighbour, and clips the boxes, as the original does for average precision.
     """
     prediction = prediction.on_cpu()
     factors = np.array([size[0] / prediction.size[0], size[1] / prediction.size[1]] * 2)

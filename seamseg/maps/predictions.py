@@ -96,13 +96,9 @@ def name_problem(name: object) -> str | None:
 class QueryMasks:
     """Masks of a network that predicts a set of them, one class and one mask a query (MaskFormer, arXiv 2107.06278).
 
-    Only queries whose best class is an object are kept.
-
-    Attributes
-    ----------
-    classes, scores : `K` int64, the best class (stuff first), and `K` float32, its probability
-    mask_logits : `K x h x w` float32, of the whole padded input
-    padded_size : `(height, width)` of the padded input; the image is its upper left part
+    Only queries whose best class is an object are kept: `classes`, `K` int64, the best class (stuff first), and
+    `scores`, `K` float32, its probability. `mask_logits` are `K x h x w` float32 of the whole padded input of
+    `padded_size`, `(height, width)`, whose upper left part is the image.
     """
 
     classes: np.ndarray

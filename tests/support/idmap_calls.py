@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from seamseg.maps.idmaps import images, library, upsampled
+from seamseg.maps.idmaps import library, segments, upsampled
 
 
 def _with_sizes(function: Callable[..., Any], arrays: int) -> Callable[..., Any]:
@@ -17,4 +17,4 @@ joint_histogram_of_runs = library.functions.joint_histogram_of_runs
 best_masks = _with_sizes(upsampled.best_masks, 2)
 best_classes = _with_sizes(upsampled.best_classes, 1)
 mask_boxes = _with_sizes(upsampled.mask_boxes, 1)
-overlay, png_rows = images.overlay, images.png_rows
+overlay, png_rows = segments.overlay, segments.png_rows

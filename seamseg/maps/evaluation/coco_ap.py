@@ -60,14 +60,9 @@ def image_instances(
 ) -> ImageInstances:
     """Return ground truth and detections of an image for :func:`average_precision`, masks as run lengths.
 
-    Parameters
-    ----------
-    classes : classes of the data set, stuff first
-    mask : `L x H x W` instance ids, to whose size the detections are resized
-    cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-    prediction : prediction at network size
-    name : unique; images are evaluated in the order of their names, which defines the order of equal scores
-    by_nearest : how masks are resized, see :func:`seamseg.maps.pasting.paste_detections`
+    `classes` have stuff first; `mask` are `L x H x W` instance ids, to whose size the detections are resized (see
+    :func:`seamseg.maps.pasting.paste_detections`), with class `cat` (255 void) and crowd flag of each id, entry 0 void.
+    `name` is unique: images are evaluated in the order of their names, which defines the order of equal scores.
     """
     size = int(mask.shape[-2]), int(mask.shape[-1])
     num_stuff = sum(not c.isthing for c in classes)
@@ -99,10 +94,7 @@ def instances_of_map(
 def instances_of_prediction(
     prediction: ArrayPrediction, size: tuple[int, int], by_nearest: bool = False
 ) -> list[Instance]:
-    """Resize the detections of a network to `size` (height, width); masks are pasted one by one.
-
-    `by_nearest` as for :func:`seamseg.maps.pasting.paste_detections`.
-    """
+    """Resize the detections of a network to `size` (height, width); masks are pasted one by one."""
     instances = []
     for detection in paste_detections(prediction, size, by_nearest):
         y0, x0, y1, x1 = detection.box
@@ -136,13 +128,9 @@ def _encode(edges: np.ndarray, size: tuple[int, int]) -> bytes:
 def average_precision(
     classes: Sequence[ClassInfo], images: Iterable[ImageInstances], with_masks: bool | None = None
 ) -> InstanceScores:
-    """Compute the scores of images; their order does not matter.
+    """Compute the scores of images, each given once, in any order, also those without instances.
 
-    Parameters
-    ----------
-    classes : classes of the data set, stuff first
-    images : each once, including those without instances
-    with_masks : whether to score masks, which all detections must then have; None: if they all have masks
+    `classes` have stuff first. `with_masks` scores masks, which all detections must then have; None: if they all do.
     """
     things = [c for c in classes if c.isthing]
     ordered = sorted(images, key=lambda image: image.name)

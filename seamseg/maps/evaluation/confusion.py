@@ -12,17 +12,10 @@ from seamseg.maps.idmaps.histogram import ArrayLike, joint_histogram
 
 
 class ConfusionMatrix:
-    """Confusion matrix of pixels.
+    """Confusion matrix of pixels of the classes `0 .. num_classes-1`; any other label (255) is void.
 
-    Void pixels of the ground truth are ignored. A pixel of class c that is predicted void is a false negative of c.
-
-    Parameters
-    ----------
-    num_classes : classes are `0 .. num_classes-1`; any other label (255) is void
-
-    Attributes
-    ----------
-    counts : `C x (C + 1)` int64; row = ground truth, column = prediction, the last column = predicted void
+    `counts` are `C x (C + 1)` int64; row = ground truth, column = prediction, the last column = predicted void. Void
+    pixels of the ground truth are ignored. A pixel of class c that is predicted void is a false negative of c.
     """
 
     def __init__(self, num_classes: int) -> None:

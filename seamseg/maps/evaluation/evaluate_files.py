@@ -53,7 +53,7 @@ def evaluate_panoptic_json(
     Parameters
     ----------
     gt, pred : JSON files; by default the PNGs are in the folder of the same name without `.json`. The categories are
-        those of the ground truth
+        taken from the ground truth
     workers : threads that decode and compare
     legacy : count like the original program, see
         :class:`seamseg.maps.evaluation.panoptic_quality.LegacyPanopticQuality`

@@ -85,8 +85,7 @@ class PanopticEvaluator:
         """Compare a result of the network with the ground truth of a dataset folder, at the original size of the image.
 
         Predicted crowds (things of the semantic map without a detection) are no instances: for PQ and the pixel IoU of
-        the segments they are void, like in the files of `CocoPanopticWriter`; for that of the class map they have their
-        class.
+        the segments they are void, like in the files of `CocoPanopticWriter`; for the class map they have their class.
 
         Parameters
         ----------

@@ -39,14 +39,10 @@ class SegmentPair(NamedTuple):
 
 @dataclass
 class Matches:
-    """The matches of an image.
+    """The matches of an image: `matched` are the true positives, `false_...` the unmatched segments.
 
-    Attributes
-    ----------
-    matched : true positives
-    overlapping : all overlapping pairs of one class, whatever their IoU, without crowds (for PQ†)
-    false_positives, false_negatives : unmatched segments
-    gt_areas, pred_areas : areas in pixels of all segments by id, annotated or counted
+    `overlapping` are all overlapping pairs of one class, whatever their IoU, without crowds (for PQ†); the areas are in
+    pixels, by id of all segments, annotated or counted.
     """
 
     matched: list[SegmentPair] = field(default_factory=list)
@@ -60,23 +56,14 @@ class Matches:
 def match_segments(
     pairs: np.ndarray, counts: np.ndarray, gt_segments: Segments, pred_segments: Segments, name: str = ""
 ) -> Matches:
-    """Match the segments of one image.
+    """Match the segments of one image, of which `name` is for errors.
 
-    Parameters
-    ----------
-    pairs : `K x 2`, (ground-truth id, predicted id) of pixels (`seamseg.maps.idmaps.histogram.joint_histogram`); 0 is
-        void, of a prediction unless a segment has this id
-    counts : `K`, pixels of each pair; a pair may occur more than once
-    gt_segments : segments of the ground truth, in the order of the annotations. Ids of the map without a segment belong
-        to no class, but are not void
-    pred_segments : segments of the prediction; their ids must be those of the map
-    name : name of the image, for errors
+    `pairs`, `K x 2`, are (ground-truth id, predicted id) of pixels, and `counts`, `K`, the pixels of each pair, see
+    :func:`seamseg.maps.idmaps.histogram.joint_histogram`; a pair may occur more than once. Segments of the ground truth
+    are in the order of the annotations; ids of its map without a segment belong to no class, but are not void.
 
-    Raises
-    ------
-    InputError
-        if an id of the predicted map has no segment, a predicted segment has no pixel, or a segment of the ground truth
-        has the id of void or too small an annotated area
+    InputError if an id of the predicted map has no segment, a predicted segment has no pixel, or a segment of the
+    ground truth has the id of void or too small an annotated area.
     """
     where = f"image {name}: " if name else ""
     overlap: defaultdict[tuple[int, int], int] = defaultdict(int)

@@ -24,12 +24,7 @@ _UNIT_BITS, _LOW_BITS = 53, 27
 
 
 class PanopticQuality:
-    """Counts of true positives, false positives and false negatives of each class (docs/contract.md, section 4).
-
-    Parameters
-    ----------
-    num_classes : classes are `0 .. num_classes-1`
-    """
+    """Counts of true positives, false positives and false negatives of each class (docs/contract.md, section 4)."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes

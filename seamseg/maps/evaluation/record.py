@@ -268,13 +268,7 @@ def write_summary(evaluation: Evaluation) -> Path:
 
 
 def read_evaluation(folder: str | Path) -> Evaluation:
-    """Read the `evaluation.json` of a folder; the images are read later, one by one.
-
-    Raises
-    ------
-    InputError
-        if it is missing or invalid
-    """
+    """Read the `evaluation.json` of a folder, InputError if it is missing or invalid; images are read one by one."""
     folder = Path(folder)
     path = folder / SUMMARY
     raw = read_bytes(path, "summary that `seamseg evaluate --out` writes", EVALUATION_BYTES)

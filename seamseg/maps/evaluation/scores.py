@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from seamseg.maps.evaluation.metric import Selection
-from seamseg.maps.evaluation.table import percent, percent_lines
 from seamseg.maps.panoptic_map import ClassInfo
 from seamseg.utils.errors import counted, one_line
 
@@ -19,18 +18,14 @@ ScoresByClass: TypeAlias = Mapping[str, Sequence[tuple[ClassInfo, float]]]
 
 @dataclass(frozen=True)
 class MappedClasses:
-    """The classes of a model that each scored class of the data set stands for.
-
-    Attributes
-    ----------
-    table : table of the classes, as given
-    sources : names of the classes of the model; a class without any counts as missed where it occurs
-    void : classes of the model whose predictions are void
-    """
+    """The classes of a model that each scored class of the data set stands for."""
 
     table: str
+    """Table of the classes, as given."""
     sources: Mapping[ClassInfo, Sequence[str]]
+    """Names of the classes of the model; a class without any counts as missed where it occurs."""
     void: Sequence[str]
+    """Classes of the model whose predictions are void."""
 
     @property
     def missing(self) -> list[str]:
@@ -410,7 +405,7 @@ HEADLINE = (
 
 
 def pixel_iou_titles(scores: Mapping[str, Any]) -> dict[str, str]:
-    """Return the titles of the mean pixel IoUs in the JSON of a panoptic evaluation, by key; without repetitions."""
+    """Return the titles of the mean pixel IoUs in the JSON of a panoptic evaluation, by key, without repetitions."""
     segments = scores.get("mIoU_segments")
     if segments is None:
         # scores of another program, which does not distinguish them
@@ -444,6 +439,21 @@ def _by_name(per_class: Sequence[Any], to_json: Callable[[Any], Any]) -> dict[st
     return dict(zip(unique, map(to_json, per_class)))
 
 
+def percent_lines(
+    title: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], width: int, column: int = 7
+) -> list[str]:
+    """Format rows of a name and fractions in percent, below a head, as lines of a table."""
+    lines = [f"{title:<{width}}" + "".join(f"{head:>{column}}" for head in heads)]
+    for name, values in rows:
+        lines.append(f"{name:<{width}}" + "".join(f"{_percent(v):>{column}}" for v in values))
+    return lines
+
+
+def _percent(value: float) -> str:
+    """Format a fraction in percent, in seven characters."""
+    return f"{'-':>7}" if math.isnan(value) else f"{100 * value:>7.2f}"
+
+
 def _mean_lines(scores: PanopticScores) -> list[str]:
     lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'PQ†':>7}{'mIoU':>7}{'classes':>9}"]
     groups = (
@@ -452,8 +462,8 @@ def _mean_lines(scores: PanopticScores) -> list[str]:
         ("stuff", "_stuff", [c for c in scores.per_class if not c.info.isthing]),
     )
     for title, suffix, members in groups:
-        cells = "".join(percent(getattr(scores, key + suffix)) for key in ("PQ", "SQ", "RQ"))
-        overall = " " * 14 if suffix else percent(scores.PQ_dagger) + percent(scores.mIoU)
+        cells = "".join(_percent(getattr(scores, key + suffix)) for key in ("PQ", "SQ", "RQ"))
+        overall = " " * 14 if suffix else _percent(scores.PQ_dagger) + _percent(scores.mIoU)
         occurring = sum(c.TP + c.FP + c.FN > 0 for c in members)
         lines.append(f"{title:<8}{cells}{overall}{f'{occurring}/{len(members)}':>9}")
     return lines
@@ -464,7 +474,7 @@ def _class_lines(scores: PanopticScores) -> list[str]:
     width = _width("class", occurring)
     lines = [f"{'class':<{width}}  {'kind':<5}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'IoU':>7}{'TP':>8}{'FP':>8}{'FN':>8}"]
     for c in occurring:
-        cells = "".join(percent(v) for v in (c.PQ, c.SQ, c.RQ, c.IoU))
+        cells = "".join(_percent(v) for v in (c.PQ, c.SQ, c.RQ, c.IoU))
         kind = "thing" if c.info.isthing else "stuff"
         lines.append(f"{one_line(c.info.name):<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
     return lines
@@ -473,7 +483,7 @@ def _class_lines(scores: PanopticScores) -> list[str]:
 def _which_iou(scores: PanopticScores) -> str:
     if scores.mIoU == scores.mIoU_segments or math.isnan(scores.mIoU_segments):
         return "mIoU is that of the segments; pixels of no segment are void"
-    segments = percent(scores.mIoU_segments).strip()
+    segments = _percent(scores.mIoU_segments).strip()
     return f"mIoU is that of the class map; {segments} is that of the segments, pixels of no segment are void"
 
 

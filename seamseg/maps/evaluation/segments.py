@@ -33,27 +33,11 @@ def flatten_layers(mask: ArrayLike) -> np.ndarray:
 def gt_segments_from_instances(
     mask: ArrayLike, cat: Numbers, iscrowd: Numbers, num_stuff: int, name: str = ""
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
-    """Convert the ground truth of a dataset folder to one panoptic map.
+    """Convert the ground truth of a dataset folder to one panoptic map, `H x W` int32, 0 void, and its segments.
 
-    The ids of a stuff class are merged into one segment, and so are the crowds of a thing class. Ids without a pixel
-    are dropped.
-
-    Parameters
-    ----------
-    mask : `L x H x W` or `H x W` instance ids, 0 void
-    cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-    num_stuff : number of stuff classes, which precede the things
-    name : name of the image, for errors
-
-    Returns
-    -------
-    ids : `H x W` int32, 0 void
-    segments : segments in the order of their ids, with areas
-
-    Raises
-    ------
-    InputError
-        if an id of the mask is missing in `cat`
+    `mask` are `L x H x W` or `H x W` instance ids, with class `cat` (255 void, stuff first) and crowd flag of each id,
+    entry 0 void. The ids of a stuff class are merged into one segment, and so are the crowds of a thing class. Ids
+    without a pixel are dropped. InputError, of the image `name`, if an id of the mask is missing in `cat`.
     """
     flat = flatten_layers(mask)
     _check_ids(int(flat.max(initial=0)), len(cat), name)

@@ -20,8 +20,8 @@ from PIL import Image
 
 from seamseg.maps.idmaps import inflate
 from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
-from seamseg.maps.idmaps.images import png_rows
 from seamseg.maps.idmaps.resize import IdMap, ResizedIds
+from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_of

@@ -27,25 +27,11 @@ def is_tensor(values: object) -> TypeGuard[Tensor]:
 
 
 def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Count the elements with each pair of labels.
+    """Count the elements with each pair of labels of two arrays or tensors of the same shape, of any integer types.
 
-    The integer types may differ; neither array is converted. Tensors on a GPU are copied to the CPU.
-
-    Parameters
-    ----------
-    a, b : non-negative integer arrays or tensors of the same shape
-
-    Returns
-    -------
-    pairs : `K x 2` int64, the pairs that occur, sorted
-    counts : `K` int64
-
-    Raises
-    ------
-    TypeError
-        if the values are not integers
-    ValueError
-        if the shapes differ, a label is negative, or labels are too large for a pair to fit into 64 bits
+    Returns the pairs that occur, `K x 2` int64, sorted, and their counts, `K` int64. Tensors on a GPU are copied.
+    TypeError for other than integers; ValueError for other shapes, negative labels, or labels whose pair does not fit
+    into 64 bits.
     """
     first, second = _integers("a", a), _integers("b", b)
     if first.shape != second.shape:

@@ -18,12 +18,9 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class IdRuns:
-    """An id map of `height x width` pixels.
+    """An id map of `height x width` pixels as `K` runs.
 
-    Attributes
-    ----------
-    starts : `K` int32, index of the first pixel of each run, row by row; sorted, includes the first pixel of every row
-    ids : `K` int32
+    `starts`, `K` int32, sorted, has the first pixel of each run, counted row by row; `ids`, `K` int32, its id.
     """
 
     height: int
@@ -59,27 +56,15 @@ class IdRuns:
 
 
 def has_kernel() -> bool:
-    """Whether there is a compiled decoder; Pillow is faster than the reference implementation."""
+    """Return whether there is a compiled decoder; Pillow is faster than the reference implementation."""
     return library.functions is not None
 
 
 def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: int) -> IdRuns:
-    """Decode the ids of a PNG with three 8-bit channels, not interlaced.
+    """Decode the ids, R + 256 G + 65536 B, of a PNG with three 8-bit channels, not interlaced.
 
-    Parameters
-    ----------
-    stream : concatenated content of the `IDAT` chunks: compressed, filtered rows
-    height, width : size of the image, less than 2^31 pixels
-
-    Returns
-    -------
-    IdRuns
-        ids are R + 256 G + 65536 B
-
-    Raises
-    ------
-    ValueError
-        if the stream is broken, its checksum is wrong or its size differs
+    `stream` is the concatenated content of its `IDAT` chunks: compressed, filtered rows of less than 2^31 pixels.
+    ValueError if it is broken, its checksum is wrong or its size differs.
     """
     return IdRuns(height, width, *(library.functions or reference).decode_id_runs(bytes(stream), height, width))
 
@@ -139,13 +124,7 @@ def box_of_runs(start: np.ndarray, length: np.ndarray, height: int) -> list[int]
 
 
 def joint_histogram_of_runs(a: IdRuns, b: IdRuns) -> tuple[np.ndarray, np.ndarray]:
-    """Count the pixels with each pair of ids; see :func:`seamseg.maps.idmaps.histogram.joint_histogram`.
-
-    Raises
-    ------
-    ValueError
-        if the sizes differ
-    """
+    """Count the pixels with each pair of ids; see :func:`seamseg.maps.idmaps.histogram.joint_histogram`."""
     if (a.height, a.width) != (b.height, b.width):
         raise ValueError(f"joint_histogram_of_runs: sizes differ, {a.height} x {a.width} and {b.height} x {b.width}")
     implementation = library.functions or reference

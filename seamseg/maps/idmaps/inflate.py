@@ -25,18 +25,9 @@ _MAX_RATIO = 1032
 
 
 def row_bands(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
-    """Yield the decompressed rows of a zlib stream, a few whole rows at a time.
+    """Yield the decompressed rows of a zlib stream, a few whole rows of `row_bytes` with their filter byte at a time.
 
-    Parameters
-    ----------
-    stream : the content of the `IDAT` chunks
-    height : number of rows
-    row_bytes : bytes of a row with its filter byte
-
-    Raises
-    ------
-    ValueError
-        if the stream is damaged or does not hold exactly `height` rows
+    ValueError if the stream is damaged or does not hold exactly `height` rows.
     """
     if height * row_bytes > _MAX_RATIO * len(stream):
         raise ValueError("decode_id_runs: the compressed data are too short for the size")

@@ -212,7 +212,7 @@ class Library:
         outlined: np.ndarray,
         share: int | None,
     ) -> np.ndarray:
-        """See :func:`seamseg.maps.idmaps.images.overlay`."""
+        """See :func:`seamseg.maps.idmaps.segments.overlay`."""
         pixels, cells, lines, shown, flags = (
             np.require(x, None, ("C", "A")) for x in (image, ids, rows, colors, outlined)
         )
@@ -224,7 +224,7 @@ class Library:
         return drawn
 
     def png_rows(self, ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
-        """See :func:`seamseg.maps.idmaps.images.png_rows`."""
+        """See :func:`seamseg.maps.idmaps.segments.png_rows`."""
         cells, (height, width) = np.require(ids, None, ("C", "A")), ids.shape
         before, table = (None if array is None else np.require(array, None, ("C", "A")) for array in (above, values))
         filtered, count = np.empty((height, 3 * width + 1), np.uint8), 0 if table is None else table.size

@@ -238,7 +238,7 @@ def overlay(
     outlined: np.ndarray,
     share: int | None,
 ) -> np.ndarray:
-    """See :func:`seamseg.maps.idmaps.images.overlay`."""
+    """See :func:`seamseg.maps.idmaps.segments.overlay`."""
     # an outline depends on the two rows above and below it
     start = max(int(rows.min()) - 2, 0)
     part = ids[start : int(rows.max()) + 3]
@@ -297,7 +297,7 @@ def _reduce_3x3(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.
 
 
 def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
-    """See :func:`seamseg.maps.idmaps.images.png_rows`."""
+    """See :func:`seamseg.maps.idmaps.segments.png_rows`."""
     height, width = ids.shape
     rows = ids if above is None else np.concatenate((above[None], ids))
     known = rows if values is None else np.append(values, np.uint32(0))[rows.clip(-1, len(values))]

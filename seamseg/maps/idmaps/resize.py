@@ -25,13 +25,7 @@ def nearest_index(old: int, new: int) -> np.ndarray:
 
 
 def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize the last two axes.
-
-    Parameters
-    ----------
-    ids : `... x H x W` of any dtype
-    size : `(height, width)` of the result
-    """
+    """Resize the last two axes of an array `... x H x W` of any dtype to `(height, width)`."""
     rows, columns = (nearest_index(old, new) for old, new in zip(ids.shape[-2:], size))
     result = np.empty((*ids.shape[:-2], *size), ids.dtype)
     for start in range(0, size[0], _ROWS):
@@ -43,10 +37,7 @@ def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 class ResizedIds:
     """The map of :func:`resize_nearest`, of which rows are made where they are needed: `map[y]`, `map[start:stop]`.
 
-    Parameters
-    ----------
-    ids : `h x w` int32, not negative
-    size : `(height, width)` of the map, not below that of `ids`
+    `ids` are `h x w` int32, not negative, and `(height, width)` is not below their size.
     """
 
     ndim = 2

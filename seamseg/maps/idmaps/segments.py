@@ -1,9 +1,12 @@
-"""From detections and a class map to a map of segments, in numpy or the C library, without torch.
+"""From detections and a class map to a map of ids, and from ids to rows of images; numpy or the C library, no torch.
 
-See docs/contract.md, section 4 "Fusion". The same operators on tensors are :mod:`seamseg.ops.labels`.
+See docs/contract.md, section 4 "Fusion". The operators on tensors are :mod:`seamseg.ops.labels`. All functions raise
+ValueError for arguments of another type or shape.
 """
 
 from __future__ import annotations
+
+import operator
 
 import numpy as np
 
@@ -11,6 +14,9 @@ from seamseg.maps.idmaps import library, reference
 
 Region = tuple[int, int, int, int]
 """Position of a crop: `(y0, x0, y1, x1)`."""
+
+BAND_BYTES = 1 << 23
+"""About as many bytes of an image are made at a time, where it is not needed as a whole."""
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -22,49 +28,27 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 def paste_masks(
     ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool = False
 ) -> np.ndarray:
-    """Paste instances one after the other, each onto the pixels still free; ids start at 1.
+    """Paste instances one after the other, each onto the pixels still free; ids are numbered from 1.
 
-    Parameters
-    ----------
-    ids : `H x W` int32, 0 where free; written in place
-    masks : `K x h x w` float32 probabilities, best score first
-    boxes : `K x 4` float32, image pixels
-    overlap_threshold : an instance is dropped if others have taken more than this fraction of its pixels
-    keep_empty : assign an id to an instance without pixels
+    `ids`, `H x W` int32, 0 where free, is written in place; `masks` are `K x h x w` float32 probabilities, best score
+    first, and `boxes` `K x 4` float32, in image pixels. An instance is dropped if others have taken more than the
+    fraction `overlap_threshold` of its pixels, or if it has none, unless `keep_empty`.
 
-    Returns
-    -------
-    `K` bool, whether each instance got an id; these are numbered in order
-
-    Raises
-    ------
-    ValueError
-        if an argument has another type or shape
+    Returns whether each instance got an id, `K` bool.
     """
     _require("paste_masks", "ids", ids, np.int32, 2)
     _require("paste_masks", "masks", masks, np.float32, 3)
-    if boxes.shape != (masks.shape[0], 4) or boxes.dtype != np.float32:
-        raise ValueError(f"paste_masks: boxes must be {masks.shape[0]} x 4 float32, got {boxes.shape} {boxes.dtype}")
+    _require("paste_masks", "boxes", boxes, np.float32, 2, (len(masks), 4))
     return (library.functions or reference).paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
 
 
 def paste_mask(mask: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, Region]:
-    """Return the pixels of one instance, as a crop, bool, and the region of the crop.
+    """Return the pixels of one instance in an image of `(height, width)`: a bool crop, and its region.
 
-    Parameters
-    ----------
-    mask : `h x w` float32 probabilities
-    box : `4` float32, image pixels
-    size : `(height, width)` of the image
-
-    Raises
-    ------
-    ValueError
-        if an argument has another type or shape
+    `mask` is `h x w` float32 probabilities, `box` `4` float32, in image pixels.
     """
     _require("paste_mask", "mask", mask, np.float32, 2)
-    if box.shape != (4,) or box.dtype != np.float32:
-        raise ValueError(f"paste_mask: box must be 4 float32, got {box.shape} {box.dtype}")
+    _require("paste_mask", "box", box, np.float32, 1, (4,))
     return (library.functions or reference).paste_mask(mask, box, size)
 
 
@@ -87,13 +71,63 @@ def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> 
 def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Measure the ids below `n` of a map `H x W` int32.
 
-    Returns
-    -------
-    areas : `n` int64, pixels
-    boxes : `n x 4` float32, `(y0, x0, y1, x1)`, -1 for ids that are absent
+    Returns areas in pixels, `n` int64, and boxes `(y0, x0, y1, x1)`, `n x 4` float32, -1 for ids that are absent.
     """
     _require("areas_and_boxes", "ids", ids, np.int32, 2)
     return (library.functions or reference).areas_and_boxes(ids, n)
+
+
+def overlay(
+    image: np.ndarray,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray | None,
+    colors: np.ndarray,
+    outlined: np.ndarray,
+    share: int | None,
+) -> np.ndarray:
+    """Blend rows of an image with the colours of an id map, and outline instances in white: `h x w x 3` uint8.
+
+    Parameters
+    ----------
+    image : `h x w x 3` uint8, some or all rows of the image
+    ids : `H x W` int32, the whole map; ids that are negative or not below `K` are drawn as 0
+    rows, columns : int64, the row of the map that each row of `image` shows, and the column that each column shows;
+        None for the same columns
+    colors : `K x 3` uint8, of each id
+    outlined : `K` bool, whether each id is outlined; id 0 never is
+    share : share of the colours in 256, rounded to the nearest; None for the mean, rounded down
+    """
+    (height, width), (map_height, map_width), count = image.shape[:2], ids.shape, len(colors)
+    if columns is None and map_width != width:
+        raise ValueError(f"overlay: ids have {map_width} columns and the image {width}: columns are needed")
+    _require("overlay", "image", image, np.uint8, 3, (height, width, 3))
+    _require("overlay", "ids", ids, np.int32, 2)
+    _require("overlay", "colors", colors, np.uint8, 2, (count, 3))
+    _require("overlay", "outlined", outlined, bool, 1, (count,))
+    _require_index("rows", rows, height, map_height)
+    if columns is not None:
+        _require_index("columns", columns, width, map_width)
+    if not count or (share is not None and not 0 <= operator.index(share) <= 256):
+        raise ValueError(f"overlay: id 0 needs a colour, and share must be 0 to 256, got {count} colours and {share}")
+    if image.size == 0:
+        return np.empty_like(image)
+    return (library.functions or reference).overlay(image, ids, rows, columns, colors, outlined, share)
+
+
+def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
+    """Make filtered rows of a PNG of ids as colours, R + 256 G + 65536 B, `h x (3 W + 1)` uint8 with their filters.
+
+    `ids`, `h x W` int32, are some or all rows of a map, and `above`, `W` int32, the row above them, None for the first
+    rows. `values` are the values of the ids, `K` uint32 below 2^24, 0 for ids that are negative or not below `K`; None
+    for the ids themselves.
+    """
+    _require("png_rows", "ids", ids, np.int32, 2)
+    if above is not None:
+        _require("png_rows", "above", above, np.int32, 1, (ids.shape[1],))
+    if values is not None:
+        _require("png_rows", "values", values, np.uint32, 1)
+    return (library.functions or reference).png_rows(ids, above, values)
 
 
 def _require(
@@ -102,3 +136,9 @@ def _require(
     if value.dtype != dtype or value.ndim != dims or (shape is not None and value.shape != shape):
         wanted = f"{dims} dimensions" if shape is None else f"the shape {shape}"
         raise ValueError(f"{function}: {name} must be {np.dtype(dtype)} with {wanted}, got {value.shape} {value.dtype}")
+
+
+def _require_index(name: str, index: np.ndarray, size: int, most: int) -> None:
+    _require("overlay", name, index, np.int64, 1, (size,))
+    if size and not 0 <= index.min() <= index.max() < most:
+        raise ValueError(f"overlay: {name} must be from 0 to {most - 1}, got {index.min()} to {index.max()}")

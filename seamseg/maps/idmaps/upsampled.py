@@ -23,36 +23,24 @@ MAX_SIDE = 1 << 24
 
 @dataclass(frozen=True)
 class BestMasks:
-    """The best mask of each pixel, and areas in pixels; with `p` for the probability of mask k.
-
-    Attributes
-    ----------
-    numbers : `H x W` int16, k + 1 where mask k is the best and p >= .5, else 0
-    mask_areas : `K` int64, pixels where mask k is the best, whatever p: detectron2's `mask_area`
-    original_areas : `K` int64, pixels where p >= .5: detectron2's `original_area`
-    segment_areas : `K` int64, pixels where both hold, those of k + 1 in `numbers`
-    """
+    """The best mask of each pixel, and areas of the masks in pixels, `K` int64; `p` is the probability of mask k."""
 
     numbers: np.ndarray
+    """`H x W` int16, k + 1 where mask k is the best and p >= .5, else 0."""
     mask_areas: np.ndarray
+    """Where mask k is the best, whatever p: detectron2's `mask_area`."""
     original_areas: np.ndarray
+    """Where p >= .5: detectron2's `original_area`."""
     segment_areas: np.ndarray
+    """Where both hold: the pixels of k + 1 in `numbers`."""
 
 
 def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: Size, native_size: Size) -> BestMasks:
     """Find the mask with the best score x probability of each pixel, the first of equals.
 
-    Parameters
-    ----------
-    logits : `K x h x w` float32, of the whole padded input; NaN belongs to no mask
-    scores : `K` float32, positive
-    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image
-    native_size : `(height, width)` of the result
-
-    Raises
-    ------
-    ValueError
-        if an argument has another type or shape
+    `logits` are `K x h x w` float32 of the whole padded input, where NaN belongs to no mask, and `scores` `K` float32,
+    positive. `padded_size` and `size` are `(height, width)` of the padded input and of its upper left part with the
+    image, `native_size` is that of the result. ValueError for arguments of another type or shape.
     """
     rows, columns = _axes("best_masks", logits, padded_size, size, native_size)
     if scores.shape != logits.shape[:1] or scores.dtype != np.float32:
@@ -64,18 +52,9 @@ def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: 
 
 
 def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
-    """Return the class with the highest logit of each pixel, `H x W` uint8, the first of equals; 0 if all are NaN.
+    """Return the class with the highest logit of each pixel, uint8 of `size`, the first of equals; 0 if all are NaN.
 
-    Parameters
-    ----------
-    logits : `C x h x w` float32 of the whole padded input, 1 to 256 classes
-    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image, which is that
-        of the result
-
-    Raises
-    ------
-    ValueError
-        if an argument has another type or shape
+    `logits` are `C x h x w` float32 of 1 to 256 classes; otherwise as :func:`best_masks`.
     """
     axes = _axes("best_classes", logits, padded_size, size, size)
     if not 1 <= len(logits) <= 256:
@@ -84,21 +63,9 @@ def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarra
 
 
 def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
-    """Return the box around the pixels of each mask, those of a probability of at least .5.
+    """Return the box `(y0, x0, y1, x1)`, `K x 4` float32, of the pixels of each mask with a probability of at least .5.
 
-    Parameters
-    ----------
-    logits : `K x h x w` float32, of the whole padded input
-    padded_size, size : `(height, width)` of the padded input, and of its upper left part with the image
-
-    Returns
-    -------
-    `K x 4` float32, `(y0, x0, y1, x1)`, -1 for masks without pixels
-
-    Raises
-    ------
-    ValueError
-        if an argument has another type or shape
+    Boxes of masks without pixels are -1; otherwise as :func:`best_masks`.
     """
     axes = _axes("mask_boxes", logits, padded_size, size, size)
     return (library.functions or reference).mask_boxes(logits, *axes)

@@ -5,40 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from seamseg.maps.evaluation.record import IMAGES, SUMMARY, Evaluation, ImageRecord, read_evaluation
 from seamseg.maps.report.images import image_block
 from seamseg.maps.report.page import Page, page_frame
-from seamseg.maps.report.summary import ImageEntry, ReportRun, collect_statistics, run_titles, summary_block
+from seamseg.maps.report.summary import ImageEntry, ReportRun, run_titles, summary_block
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback
 
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Options of a report.
-
-    Attributes
-    ----------
-    images : maximum number of images shown; of more images, the worst and the best
-    photos : folder of the images, instead of that of the evaluation
-    size : longest side of the images in pixels
-    workers : threads that read maps and images
-    """
-
-    images: int = 500
-    photos: Path | None = None
-    size: int = 640
-    workers: int = 2
+_THREADS = 2
+"""That read maps and images."""
 
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """Number of images in a written report, of those that are missing or unreadable, and a line for each broken map."""
+    """Number of images in a report, number without a readable image file, and a line for each broken map."""
 
     images: int
     without_photo: int
@@ -49,50 +35,47 @@ def write_report(
     path: str | Path,
     evaluation: Evaluation,
     against: Evaluation | None = None,
-    options: ReportOptions | None = None,
     progress: ProgressCallback | None = None,
+    images: int = 500,
+    photos: Path | None = None,
+    size: int = 640,
 ) -> ReportSummary:
-    """Write the HTML file atomically, with one image in memory at a time.
+    """Write the HTML file atomically, with one image in memory at a time; missing folders are created.
 
-    Parameters
-    ----------
-    path : path of the HTML file; missing folders are created
-    evaluation : evaluation to report
-    against : baseline for a comparison, image by image
-    options : see :class:`ReportOptions`
-    progress : wraps the images, `progress(iterable, total, description)`
+    `against` is a baseline for a comparison, image by image; `progress(iterable, total, description)` wraps the images.
+    Of more than `images`, the worst and the best are shown, with `size` pixels along their longest side. `photos` is
+    their folder, None for that of the evaluation.
 
-    Raises
-    ------
-    InputError
-        if the two differ in their classes or have no image in common; if an evaluation is missing or broken
+    InputError if the two differ in their classes or have no image in common, or if an evaluation is broken.
     """
-    options = options or ReportOptions()
     evaluations = [evaluation] if against is None else [evaluation, against]
     if against is not None:
         _check_same_classes(evaluation, against)
-    runs = [ReportRun(one, collect_statistics(_checked_images(one))) for one in evaluations]
+    runs = [_counted(one) for one in evaluations]
     joined, unpaired = _join(runs)
-    values = [entries[0].pq if against is None else pq_change(*entries) for entries in joined]
-    chosen = [joined[k] for k in select_extremes(values, options.images)]
-    photos = options.photos or evaluation.photos
+    values = [entries[0].pq if against is None else _pq_change(*entries) for entries in joined]
+    chosen = [joined[k] for k in select_extremes(values, images)]
+    build = partial(image_block, photos=photos or evaluation.photos, size=size)
     without, problems = 0, list[str]()
     before, after = page_frame(" vs. ".join(run_titles(evaluations)), PAGE)
-
-    def build(images: list[tuple[Evaluation, ImageRecord]]) -> tuple[dict[str, Any], bool, list[str]]:
-        return image_block(images, photos, options.size)
-
     with replacing(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", errors="replace") as file:
         file.write(before)
-        file.writelines(json_block("summary", summary_block(runs, chosen, unpaired)))
-        built: Iterable[Any] = threaded_map(build, _records(evaluations, chosen), options.workers)
+        file.writelines(_json_block("summary", summary_block(runs, chosen, unpaired)))
+        built: Iterable[Any] = threaded_map(build, _records(evaluations, chosen), _THREADS)
         for content, has_photo, found in built if progress is None else progress(built, len(chosen), "drawing"):
             without += not has_photo
             problems += found
-            file.writelines(json_block("image", content))
-        file.writelines(json_block("ending", {"without_photo": without}))
+            file.writelines(_json_block("image", content))
+        file.writelines(_json_block("ending", {"without_photo": without}))
         file.write(after)
     return ReportSummary(len(chosen), without, problems)
+
+
+def _counted(evaluation: Evaluation) -> ReportRun:
+    run = ReportRun(evaluation)
+    for image in _checked_images(evaluation):
+        run.add(image)
+    return run
 
 
 def _checked_images(run: Evaluation) -> Iterator[ImageRecord]:
@@ -100,23 +83,18 @@ def _checked_images(run: Evaluation) -> Iterator[ImageRecord]:
     seen: set[int | str] = set()
     for number, image in enumerate(run.images(), start=1):
         where = f"{run.folder / IMAGES}, line {number}"
-        try:
-            _check_classes(image, len(run.classes))
-        except ValueError as error:
-            raise InputError(f"{where}: not the record of an image: {error}") from error
+        for segment in (*image.ground_truth, *image.prediction):
+            if not 0 <= segment.category < len(run.classes):
+                raise InputError(
+                    f"{where}: not the record of an image: segment {segment.id} has class {segment.category}, but "
+                    f"there are {len(run.classes)} classes"
+                )
         if image.image_id in seen:
             raise InputError(f"{where}: duplicate image {image.image_id}")
         seen.add(image.image_id)
         yield image
     if not seen:
         raise InputError(f"{run.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`")
-
-
-def _check_classes(image: ImageRecord, classes: int) -> None:
-    """Raise ValueError if a segment has an invalid class."""
-    for segment in (*image.ground_truth, *image.prediction):
-        if not 0 <= segment.category < classes:
-            raise ValueError(f"segment {segment.id} has class {segment.category}, but there are {classes} classes")
 
 
 def _check_same_classes(evaluation: Evaluation, against: Evaluation) -> None:
@@ -131,10 +109,10 @@ def _check_same_classes(evaluation: Evaluation, against: Evaluation) -> None:
 
 def _join(runs: Sequence[ReportRun]) -> tuple[list[tuple[ImageEntry, ...]], int]:
     """Pair the images of all runs, in the order of the first run, and count those without a partner."""
-    first = runs[0].statistics.images
+    first = runs[0].images
     if len(runs) == 1:
         return [(entry,) for entry in first], 0
-    other = {entry.image_id: entry for entry in runs[1].statistics.images}
+    other = {entry.image_id: entry for entry in runs[1].images}
     joined: list[tuple[ImageEntry, ...]] = [
         (entry, other[entry.image_id]) for entry in first if entry.image_id in other
     ]
@@ -159,7 +137,7 @@ def _records(
 PAGE = Page("seamseg.maps.report", ("helpers", "maps", "data", "summary", "images", "gallery", "viewer", "page"))
 
 
-def json_block(kind: str, content: Any) -> Iterator[str]:
+def _json_block(kind: str, content: Any) -> Iterator[str]:
     """Write a JSON block, which the script finds by its class."""
     yield f'<script type="application/json" class="{kind}">'
     # without `<`, no name can end the block or start a comment
@@ -167,32 +145,22 @@ def json_block(kind: str, content: Any) -> Iterator[str]:
     yield "</script>\n"
 
 
-EVALUATION_FOLDER = "evaluation"
-"""Name of the evaluation folder in a run folder."""
-
-
 def find_evaluation(run: str | Path) -> Evaluation:
-    """Read the evaluation in `run` or in its subfolder `evaluation`.
-
-    Raises
-    ------
-    InputError
-        if there is none or it is broken
-    """
+    """Read the evaluation in `run` or in its subfolder `evaluation`; InputError if there is none or it is broken."""
     run = Path(run)
-    for folder in (run, run / EVALUATION_FOLDER):
+    for folder in (run, run / "evaluation"):
         if (folder / SUMMARY).is_file():
             return read_evaluation(folder)
     if not run.is_dir():
         meant = nearest_path(run) or "; name a run or the folder of `seamseg evaluate --out`"
         raise InputError(f"{run}: no such folder{meant}")
     raise InputError(
-        f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / EVALUATION_FOLDER}` (model) "
+        f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / 'evaluation'}` (model) "
         f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"
     )
 
 
-def pq_change(image: ImageEntry, baseline: ImageEntry) -> float | None:
+def _pq_change(image: ImageEntry, baseline: ImageEntry) -> float | None:
     """Return the PQ of an image minus that of the baseline, None if either has none."""
     return None if image.pq is None or baseline.pq is None else image.pq - baseline.pq
 

@@ -29,22 +29,15 @@ MAX_SEGMENTS = 65_535
 def image_block(
     runs: Sequence[tuple[Evaluation, ImageRecord]], photos: Path | None, size: int
 ) -> tuple[dict[str, Any], bool, list[str]]:
-    """Build the block of one image.
+    """Build the block of one image from its evaluation and record in each run, at most `size` pixels a side.
 
-    Parameters
-    ----------
-    runs : the evaluation and its record of the image, then those of the baseline, if any
-    photos : folder of the images
-    size : longest side of the image and the maps in pixels; smaller images are not enlarged
+    It has `width`, `height`, `photo` (JPEG, base64, or None), and `results`, one per run: the index maps `truth` (None:
+    that of the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices 1, 2, ...
+    as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score; and by name the `maps` of
+    custom heads, as the image.
 
-    Returns
-    -------
-    content : `width`, `height`, `photo` (JPEG, base64, or None), and `results`, one per run: the index maps `truth`
-        (None: that of the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices
-        1, 2, ... as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score; and by name
-        the `maps` of custom heads, as the image
-    has_photo : whether there is an image
-    problems : a line for each map that is missing, broken or not of the evaluated size, whose pixels are of no segment
+    Also returns whether there is an image, and a line for each map that is missing, broken or not of the evaluated
+    size, whose pixels are of no segment.
     """
     record = runs[0][1]
     shape = reduced_shape(record.height, record.width, size)

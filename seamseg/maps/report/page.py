@@ -22,11 +22,8 @@ _FIELD = re.compile(r"\{\{(\w+)\}\}")
 class Page:
     """The assets of a page, from the folder `assets` of a package, or if it has none of that name of :data:`SHARED`.
 
-    Attributes
-    ----------
-    package : package with the assets
-    scripts, styles : files that are joined in this order, without their endings
-    connects : whether the page sends requests to the server it comes from
+    `scripts` and `styles` are files that are joined in this order, without their endings; `connects` lets the page send
+    requests to the server it comes from.
     """
 
     package: str

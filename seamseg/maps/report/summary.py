@@ -25,40 +25,29 @@ MATCHED, MISSED, FALSE = 1, 2, 4
 
 @dataclass(frozen=True)
 class ImageEntry:
-    """Summary of an image.
-
-    Attributes
-    ----------
-    image_id : id as in the JSONs
-    width, height : size of the maps
-    pq : fraction, None if nothing was measured
-    missed, false : unmatched segments of the ground truth and of the prediction
-    classes : bits of :data:`MATCHED`, :data:`MISSED`, :data:`FALSE` by dense class
-    """
+    """Summary of an image; `pq` is a fraction, None if nothing was measured."""
 
     image_id: int | str
     width: int
     height: int
     pq: float | None
     missed: int
+    """Unmatched segments of the ground truth."""
     false: int
+    """Unmatched segments of the prediction."""
     classes: dict[int, int]
+    """Bits of :data:`MATCHED`, :data:`MISSED`, :data:`FALSE` by dense class."""
 
 
 @dataclass
-class ReportStatistics:
-    """Counts over all images.
+class ReportRun:
+    """An evaluation and counts over all of its images: `pq` by image and `score_...` by prediction with a score, in `BINS` each.
 
-    Attributes
-    ----------
-    images : images in the order of the file
-    pq : `BINS` counts of images
-    score_matched, score_false : `BINS` counts of predictions with a score
-    area_matched, area_missed : segments of the ground truth by floor(log2(area))
-    unscored : matched or false predictions without a score
-    maps : names of the maps of custom heads
+    `area_...` are segments of the ground truth by floor(log2(area)), `unscored` matched or false predictions without a
+    score, and `maps` the names of the maps of custom heads.
     """
 
+    evaluation: Evaluation
     images: list[ImageEntry] = field(default_factory=list)
     pq: list[int] = field(default_factory=lambda: [0] * BINS)
     score_matched: list[int] = field(default_factory=lambda: [0] * BINS)
@@ -97,7 +86,7 @@ class ReportStatistics:
                 (self.score_matched if matched else self.score_false)[_bin(segment.score)] += 1
         self.images.append(ImageEntry(image.image_id, image.width, image.height, image.PQ, missed, false, classes))
 
-    def to_json(self) -> dict[str, Any]:
+    def histograms(self) -> dict[str, Any]:
         """Return the histograms; areas as lists from bin `area_from` on."""
         powers = [*self.area_matched, *self.area_missed]
         span = range(min(powers), max(powers) + 1) if powers else range(0)
@@ -110,14 +99,6 @@ class ReportStatistics:
             "area_matched": [self.area_matched.get(p, 0) for p in span],
             "area_missed": [self.area_missed.get(p, 0) for p in span],
         }
-
-
-def collect_statistics(images: Iterable[ImageRecord]) -> ReportStatistics:
-    """Count all images, one at a time."""
-    statistics = ReportStatistics()
-    for image in images:
-        statistics.add(image)
-    return statistics
 
 
 def _bin(value: float) -> int:
@@ -135,14 +116,6 @@ CLASS_FRACTIONS, CLASS_COUNTS = ("PQ", "SQ", "RQ", "IoU"), ("TP", "FP", "FN")
 AP_KINDS = ("mask", "box")
 
 
-@dataclass(frozen=True)
-class ReportRun:
-    """An evaluation and the counts of its images."""
-
-    evaluation: Evaluation
-    statistics: ReportStatistics
-
-
 def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, ...]], unpaired: int) -> dict[str, Any]:
     """Build the summary block.
 
@@ -155,14 +128,14 @@ def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, 
         "titles": run_titles(evaluations),
         "training": [training_of(one.folder) for one in evaluations],
         "headline": _headline([one.scores for one in evaluations]),
-        "n_images": [len(run.statistics.images) for run in runs],
+        "n_images": [len(run.images) for run in runs],
         **({"failed": failed} if any(failed) else {}),
         "unpaired": unpaired,
-        "maps": sorted(set().union(*(run.statistics.maps for run in runs))),
+        "maps": sorted(set().union(*(run.maps for run in runs))),
         "classes": _classes(evaluations),
         "confusion": evaluations[0].confusion.tolist(),
-        "histograms": [run.statistics.to_json() for run in runs],
-        "total": (sum(len(run.statistics.images) for run in runs) - unpaired) // len(runs),
+        "histograms": [run.histograms() for run in runs],
+        "total": (sum(len(run.images) for run in runs) - unpaired) // len(runs),
         "images": [
             {
                 "name": printable(str(entries[0].image_id)),

@@ -88,10 +88,7 @@ def draw_detections(
 def draw_legacy(
     image: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
 ) -> np.ndarray:
-    """Draw objects as the original's `test_instance_seg.py` does, before JPEG compression; no text.
-
-    Parameters are those of :func:`draw_detections`; the objects are drawn in their order.
-    """
+    """Draw objects in their order as the original's `test_instance_seg.py` does, before JPEG compression; no text."""
     colors = padded_palette(palette)
     canvas = Image.fromarray(np.array(image))
     draw = ImageDraw.Draw(canvas)

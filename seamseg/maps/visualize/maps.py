@@ -13,14 +13,7 @@ from seamseg.maps.predictions import MapFormat
 
 
 def encode_map(values: np.ndarray, spec: MapFormat, size: tuple[int, int]) -> bytes:
-    """Return the content of the file of a map, of the type :attr:`MapFormat.ending`.
-
-    Parameters
-    ----------
-    values : `H x W`, or `channels x H x W`
-    spec : format of the map
-    size : `(height, width)` of the file
-    """
+    """Return a map `H x W` or `channels x H x W` as a file of the type :attr:`MapFormat.ending`, of (height, width)."""
     buffer = BytesIO()
     if spec.ending == ".npy":
         np.save(buffer, _resized(values, spec, size, None))

@@ -10,9 +10,9 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from seamseg.maps.idmaps.images import BAND_BYTES, overlay
 from seamseg.maps.idmaps.reference import outlines
 from seamseg.maps.idmaps.resize import IdMap, ResizedIds, nearest_index
+from seamseg.maps.idmaps.segments import BAND_BYTES, overlay
 from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.maps.visualize.palette import distinct_colors, padded_palette, text_color
 from seamseg.utils.errors import one_line
@@ -162,19 +162,10 @@ def draw_boxes(
     palette: Palette | None = None,
     width: int = 2,
 ) -> np.ndarray:
-    """Draw boxes on an image, such as proposals, targets and detections.
+    """Draw boxes on an image, uint8 `H x W x 3`, with lines of `width` pixels.
 
-    Parameters
-    ----------
-    image : uint8 `H x W x 3`
-    boxes : `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite boxes are skipped
-    classes : `N` indices into the palette, None for one colour each
-    palette : one row `r, g, b` per class
-    width : width of the lines, in pixels
-
-    Returns
-    -------
-    uint8 `H x W x 3`
+    `boxes` are `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite boxes are skipped.
+    `classes` are `N` rows `r, g, b` of the palette, None for one colour each.
     """
     boxes = np.asarray(boxes, float).reshape(-1, 4)
     indices = np.arange(len(boxes)) if classes is None else np.asarray(classes, np.int64)
@@ -209,12 +200,7 @@ def figure_html(
 ) -> str:
     """Format an image with a legend as HTML: colour, number of instances and fraction of the image of each class.
 
-    Parameters
-    ----------
-    image : any size
-    caption : alternative text
-    segments : class name, class index, whether it counts as an instance, fraction of the pixels (0 to 1)
-    palette : one row `r, g, b` per class
+    `segments` are class name, class index, whether it counts as an instance, and fraction of the pixels (0 to 1).
     """
     rows: dict[int, tuple[str, int, float]] = {}
     for name, category, is_instance, fraction in segments:

@@ -84,13 +84,9 @@ def draw_legend(
     width: int,
     shown: Collection[int] | None = None,
 ) -> Image.Image:
-    """Draw the legend of a class list, in as many columns as fit.
+    """Draw the legend of a class list, stuff first, in as many columns as fit into `width` pixels, at least one.
 
-    Parameters
-    ----------
-    categories, palette : name and colour of each class, stuff first
-    width : width in pixels; larger if a name does not fit
-    shown : classes whose names are bright; None for all
+    The names of the classes `shown` are bright; None for all.
     """
     names = [printable(name, _NAME) + (" (stuff)" if k < num_stuff else "") for k, name in enumerate(categories)]
     measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.png_streams import random_ids
 
-from seamseg.maps.idmaps import images, library, reference
+from seamseg.maps.idmaps import library, reference, segments
 from seamseg.maps.idmaps.resize import nearest_index
 
 FORMS = [library.functions, reference]
@@ -25,7 +25,7 @@ def scene(seed, size, count):
 
 def draw(form, *arguments):
     with mock.patch.object(library, "functions", form if form is not reference else None):
-        return images.overlay(*arguments)
+        return segments.overlay(*arguments)
 
 
 @settings(max_examples=100)
@@ -58,7 +58,7 @@ def test_every_opacity_of_every_colour_on_every_pixel():
     photo = np.repeat(levels.astype(np.uint8), 3).reshape(1, 256, 3).repeat(256, 0)
     ids, colors = levels.astype(np.int32).reshape(256, 1).repeat(256, 1), np.repeat(levels[:, None], 3, 1)
     for share in (None, *range(257)):
-        drawn = images.overlay(photo, ids, levels, None, colors.astype(np.uint8), np.zeros(256, bool), share)
+        drawn = segments.overlay(photo, ids, levels, None, colors.astype(np.uint8), np.zeros(256, bool), share)
         mean = (levels + levels[:, None]) // 2
         wanted = mean if share is None else (levels * (256 - share) + levels[:, None] * share + 128) >> 8
         assert (drawn == wanted[..., None]).all()
@@ -101,13 +101,13 @@ def test_arguments_of_an_overlay_are_checked(change, words):
         "outlined": np.ones(2, bool),
         "share": None,
     }
-    assert images.overlay(**given).shape == (4, 5, 3)
+    assert segments.overlay(**given).shape == (4, 5, 3)
     with pytest.raises(ValueError, match=words):
-        images.overlay(**given | change)
+        segments.overlay(**given | change)
 
 
 def test_arguments_of_png_rows_are_checked():
     ids, values = np.zeros((2, 3), np.int32), np.zeros(1, np.uint32)
     for arguments in ((ids.astype(np.int64), None, values), (ids, ids, values), (ids, None, ids)):
         with pytest.raises(ValueError, match="png_rows: "):
-            images.png_rows(*arguments)
+            segments.png_rows(*arguments)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from seamseg.maps.evaluation.scores import PanopticScores, numbers_of
-from seamseg.maps.evaluation.table import percent_lines
+from seamseg.maps.evaluation.scores import PanopticScores, numbers_of, percent_lines
 from seamseg.utils.errors import counted
 
 _IOU_KEYS = ("IoU", "iIoU")
