@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,22 +38,15 @@ EXPERIMENT = "toy_city_r18"
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the demo.
-
-    Attributes
-    ----------
-    out : run folder; everything is written there
-    train, val : scenes of each split
-    seed : seed of the city
-    overrides : `section.key=value`, applied to the experiment
-    device : auto, cpu, cuda or cuda:N
-    """
+    """Options of the demo, `train` and `val` scenes of a city that `seed` draws."""
 
     out: Path
+    """Run folder; everything is written there."""
     train: int = 560
     val: int = 40
     seed: int = 0
     overrides: tuple[str, ...] = ()
+    """`section.key=value`, applied to the experiment."""
     device: str = "auto"
 
 
@@ -62,19 +56,8 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = echo) -> 
     The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,
     `predictions/`, `evaluation/`, `metrics.json` and `report.html`.
 
-    Parameters
-    ----------
-    options : see :class:`DemoOptions`
-    print_line : called with each message
-
-    Returns
-    -------
-    PanopticScores of the validation split
-
-    Raises
-    ------
-    InputError
-        if an option is out of range, or the folder holds other files, or a demo with other settings
+    `print_line` is called with each message. Returns the scores of the validation split. InputError if an option is out
+    of range, or the folder holds other files, or a demo with other settings.
     """
     out = options.out
     check_scenes("toy city", options.train, options.val, options.seed, least=1)
@@ -91,29 +74,32 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = echo) -> 
         raise InputError(f"{out}: holds files, but no demo; choose another folder")
     check_settings(out, settings, "demo.json")
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
-    stage = _Stages(print_line)
-
-    stage(f"generating {options.train} + {options.val} street scenes in {raw}")
-    generate_toy_city(raw, options.train, options.val, options.seed, progress=counter("toy city"))
-
-    stage(f"converting them to a dataset folder in {data}")
-    prepare_cityscapes(raw, data, ("train", "val"), ConversionOptions(progress=progress))
-
-    stage(f"training a ResNet-18 panoptic network in {out}")
-    _train(options, data)
-
+    begin = time.monotonic()
+    with _stage(print_line, f"[1/6] generating {options.train} + {options.val} street scenes in {raw}"):
+        generate_toy_city(raw, options.train, options.val, options.seed, progress=counter("toy city"))
+    with _stage(print_line, f"[2/6] converting them to a dataset folder in {data}"):
+        prepare_cityscapes(raw, data, ("train", "val"), ConversionOptions(progress=progress))
+    with _stage(print_line, f"[3/6] training a ResNet-18 panoptic network in {out}"):
+        _train(options, data)
     predictions = out / "predictions"
-    stage(f"predicting the {options.val} held-out scenes into {predictions}")
-    _predict(options, data, predictions)
-
-    stage("evaluating them against the ground truth, both as COCO panoptic files")
-    scores = _evaluate(out, data, predictions)
-
+    with _stage(print_line, f"[4/6] predicting the {options.val} held-out scenes into {predictions}"):
+        _predict(options, data, predictions)
+    with _stage(print_line, "[5/6] evaluating them against the ground truth, both as COCO panoptic files"):
+        scores = _evaluate(out, data, predictions)
     page = out / "report.html"
-    stage(f"drawing {page}")
-    write_report(page, read_evaluation(out / "evaluation"), progress=progress)
-    stage.finish()
+    with _stage(print_line, f"[6/6] drawing {page}"):
+        write_report(page, read_evaluation(out / "evaluation"), progress=progress)
+    print_line(f"done in {(time.monotonic() - begin) / 60:.1f} minutes")
     return scores
+
+
+@contextmanager
+def _stage(print_line: Callable[[str], None], text: str) -> Iterator[None]:
+    """Print the text of a stage, and its time after it."""
+    start = time.monotonic()
+    print_line(text)
+    yield
+    print_line(f"      {time.monotonic() - start:.0f} s")
 
 
 def _train(options: DemoOptions, data: Path) -> None:
@@ -154,26 +140,3 @@ def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:
     write_summary(replace(read_evaluation(evaluation), title="Toy city: held-out scenes"))
     write_json(out / "metrics.json", scores.to_json(), indent=2)
     return scores
-
-
-class _Stages:
-    """Numbers the stages and prints the time of each."""
-
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print = print_line
-        self._number = 0
-        self._start = self._begin = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        self._close()
-        self._number += 1
-        self._start = time.monotonic()
-        self._print(f"[{self._number}/6] {text}")
-
-    def _close(self) -> None:
-        if self._number:
-            self._print(f"      {time.monotonic() - self._start:.0f} s")
-
-    def finish(self) -> None:
-        self._close()
-        self._print(f"done in {(time.monotonic() - self._begin) / 60:.1f} minutes")

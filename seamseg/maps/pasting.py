@@ -57,11 +57,11 @@ def paste_detections(
             crop, region = paste_mask(sigmoid(prediction.mask_logits[k]), *where)
             corner = region[0], region[1]
             if by_nearest:
-                crop, corner = _resized(crop, corner, prediction.size, size)
+                crop, corner = resize_crop(crop, corner, prediction.size, size)
         yield PastedDetection(int(category), score, (y0, x0, y1, x1), crop, corner)
 
 
-def _resized(
+def resize_crop(
     crop: np.ndarray, corner: tuple[int, int], old: tuple[int, int], new: tuple[int, int]
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Resize a part of a mask by nearest neighbour, as if with the whole mask; return the new part and its corner."""

@@ -41,22 +41,9 @@ class IdRuns:
                 ids[starts[0] : end] = np.repeat(self.ids[at : at + _AT_ONCE], np.diff(starts, append=end))
         return ids.view(np.uint32).reshape(self.height, self.width)
 
-    def boxes(self, count: int) -> np.ndarray:
-        """Compute the box of each id below `count`, `count x 4` int64 (y0, x0, y1, x1); -1 for ids without a pixel."""
-        y, x0 = np.divmod(self.starts.astype(np.int64), self.width)
-        x1 = np.append(x0[1:], 0)
-        x1[x1 == 0] = self.width  # the next run starts a row
-        order = np.argsort(self.ids, kind="stable")
-        ids, first = np.unique(self.ids[order], return_index=True)
-        boxes = np.full((count, 4), -1, np.int64)
-        known = ids < count
-        for k, (ufunc, values) in enumerate(((np.minimum, y), (np.minimum, x0), (np.maximum, y + 1), (np.maximum, x1))):
-            boxes[ids[known], k] = ufunc.reduceat(values[order], first)[known]
-        return boxes
-
 
 def has_kernel() -> bool:
-    """Return whether there is a compiled decoder; Pillow is faster than the reference implementation."""
+    """Return whether there is a compiled decoder, :func:`decode_id_runs`."""
     return library.functions is not None
 
 
@@ -66,7 +53,8 @@ def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: i
     `stream` is the concatenated content of its `IDAT` chunks: compressed, filtered rows of less than 2^31 pixels.
     ValueError if it is broken, its checksum is wrong or its size differs.
     """
-    return IdRuns(height, width, *(library.functions or reference).decode_id_runs(bytes(stream), height, width))
+    assert library.functions is not None, "see has_kernel"
+    return IdRuns(height, width, *library.functions.decode_id_runs(bytes(stream), height, width))
 
 
 def id_runs_of(ids: np.ndarray) -> IdRuns:

@@ -27,7 +27,7 @@ from seamseg.maps.formats.vistas import (
     void_label,
     with_panoptic_ids,
 )
-from seamseg.maps.idmaps.id_runs import id_runs_of
+from seamseg.maps.idmaps.segments import areas_and_boxes
 from seamseg.maps.panoptic_map import Segment, SegmentInfo
 from seamseg.maps.prepare.cityscapes import SPLITS
 from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions
@@ -269,7 +269,7 @@ def for_each(
 
 def with_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int) -> list[Segment]:
     """Return ground-truth segments with the boxes of their pixels in the id map."""
-    boxes = id_runs_of(ids).boxes(1 + max((s.id for s in segments), default=0)).tolist()
+    boxes = areas_and_boxes(ids, 1 + max((s.id for s in segments), default=0))[1].astype(int).tolist()
     return [
         Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)
         for s in segments

@@ -41,10 +41,11 @@ class ImageEntry:
 
 @dataclass
 class ReportRun:
-    """An evaluation and counts over all of its images: `pq` by image and `score_...` by prediction with a score, in `BINS` each.
+    """An evaluation and counts over all of its images.
 
-    `area_...` are segments of the ground truth by floor(log2(area)), `unscored` matched or false predictions without a
-    score, and `maps` the names of the maps of custom heads.
+    `pq` counts images and `score_...` predictions with a score, in `BINS` bins; `area_...` segments of the ground truth
+    by floor(log2(area)); `unscored` matched or false predictions without a score. `maps` are the names of the maps of
+    custom heads.
     """
 
     evaluation: Evaluation

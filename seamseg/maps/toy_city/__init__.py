@@ -6,7 +6,6 @@ their things as class folders, a data set for classification.
 """
 
 from seamseg.maps.toy_city.scene import render_scene
-from seamseg.maps.toy_city.things import generate_toy_things
-from seamseg.maps.toy_city.writer import generate_toy_city
+from seamseg.maps.toy_city.writer import generate_toy_city, generate_toy_things
 
 __all__ = ["generate_toy_city", "generate_toy_things", "render_scene"]

@@ -8,8 +8,9 @@ of the image (a shifted lens), so verticals stay vertical. Screen coordinates ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -63,11 +64,9 @@ class Camera:
         return self.focal / depth
 
     def ground(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ground point of every pixel below the horizon.
+        """Return the ground points of the pixels below the horizon.
 
-        Returns
-        -------
-        first row; X and Z (metres) of the pixels of the rows from there on, `rows x width`, and their depth, `rows x 1`
+        These are the first row, X and Z (metres) of the pixels from there on, `rows x width`, and depth, `rows x 1`.
         """
         first = max(0, min(self.height - 1, math.floor(self.horizon) + 1))
         rows = np.arange(first, self.height, dtype=np.float32) + np.float32(0.5) - np.float32(self.horizon)
@@ -120,27 +119,24 @@ class Canvas:
             self._ids.append(official_id)
         return self._ids.index(official_id)
 
+    def _changed(self, color: Color | None, key: int | None) -> Iterator[tuple[ImageDraw.ImageDraw, Any]]:
+        """Iterate over image and labels with what to draw; `color` None does not change one, `key` None the other."""
+        return ((draw, fill) for draw, fill in ((self._image, color), (self._labels, key)) if fill is not None)
+
     def polygon(self, points: Points, color: Color | None, key: int | None) -> None:
-        """Fill a polygon; `color` None does not change the image, `key` None not the labels."""
-        if color is not None:
-            self._image.polygon(points, fill=color)
-        if key is not None:
-            self._labels.polygon(points, fill=key)
+        """Fill a polygon."""
+        for draw, fill in self._changed(color, key):
+            draw.polygon(points, fill=fill)
 
     def disc(self, x: float, y: float, rx: float, ry: float, color: Color | None, key: int | None) -> None:
         """Fill an upright ellipse."""
-        box = (x - rx, y - ry, x + rx, y + ry)
-        if color is not None:
-            self._image.ellipse(box, fill=color)
-        if key is not None:
-            self._labels.ellipse(box, fill=key)
+        for draw, fill in self._changed(color, key):
+            draw.ellipse((x - rx, y - ry, x + rx, y + ry), fill=fill)
 
     def stroke(self, points: Points, width: float, color: Color | None, key: int | None) -> None:
         """Draw a line with round joints and ends."""
         w = max(1, round(width))
-        for draw, fill in ((self._image, color), (self._labels, key)):
-            if fill is None:
-                continue
+        for draw, fill in self._changed(color, key):
             draw.line(points, fill=fill, width=w)
             if w > 2:
                 r = w / 2 - 0.5
@@ -226,19 +222,17 @@ class Billboard:
             camera.horizon + camera.focal * (camera.eye - v) / depth,
         )
 
-    def shade(self, color) -> Color:
-        """Return a colour lit by the scene's light at the depth of the billboard."""
-        return self.stage.light.shade(color, None, self._depth)
+    def shade(self, color) -> Color | None:
+        """Return a colour lit by the scene's light at the depth of the billboard; None for None."""
+        return None if color is None else self.stage.light.shade(color, None, self._depth)
 
     def limb(self, points: Points, width: float, color) -> None:
         """Draw a chain of round-ended strokes, `width` in metres."""
-        shown = None if color is None else self.shade(color)
-        self.stage.canvas.stroke([self.at(*p) for p in points], width * self.scale, shown, self.key)
+        self.stage.canvas.stroke([self.at(*p) for p in points], width * self.scale, self.shade(color), self.key)
 
     def shape(self, points: Points, color) -> None:
         """Draw a filled polygon."""
-        shown = None if color is None else self.shade(color)
-        self.stage.canvas.polygon([self.at(*p) for p in points], shown, self.key)
+        self.stage.canvas.polygon([self.at(*p) for p in points], self.shade(color), self.key)
 
     def ball(self, u: float, v: float, radius: float, color, tall: float = 1.0) -> None:
         """Draw a disc that faces the camera; `tall` stretches it."""

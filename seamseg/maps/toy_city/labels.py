@@ -24,8 +24,3 @@ STUFF = (ROAD, SIDEWALK, BUILDING, POLE, VEGETATION, SKY)
 THINGS = (PERSON, RIDER, CAR, TRUCK, BICYCLE)
 
 NAMES = {label.id: label.name for label in LABELS if label.id in (*VOIDS, *STUFF, *THINGS)}
-
-
-def instance_id(category: int, number: int) -> int:
-    """Return the value of an instance in `instanceIds.png`: `category * 1000 + number`."""
-    return category * 1000 + number

@@ -13,8 +13,6 @@ from seamseg.maps.toy_city.street import Street
 from seamseg.maps.toy_city.textures import Rng
 from seamseg.maps.toy_city.vehicles import Pose, car_size, corners, truck_size
 
-TREE = labels.VEGETATION
-
 
 @dataclass(frozen=True)
 class SceneObject:
@@ -53,7 +51,7 @@ class Plan:
     def box(self, obj: SceneObject) -> np.ndarray | None:
         """Return the screen box in canvas pixels, None if a part is behind or too close to the camera."""
         length, width, height = obj.size
-        if obj.category in (labels.PERSON, labels.POLE, labels.STATIC, TREE):
+        if obj.category in (labels.PERSON, labels.POLE, labels.STATIC, labels.VEGETATION):
             right, depth = self.camera.ground_to_camera(obj.pose.x, obj.pose.z)
             if depth < 1.5:
                 return None
@@ -68,15 +66,10 @@ class Plan:
         return np.array([*screen.min(0)[::-1], *screen.max(0)[::-1]])
 
     def add(self, obj: SceneObject, min_height: float, inside: float = 0.6, overlap: float = 0.25) -> bool:
-        """Add an object unless it is too small, too far out of the image, or overlaps others.
+        """Add an object, unless it is too small, too far out of the image, or overlaps others; return whether it was.
 
-        Returns whether the object was added.
-
-        Parameters
-        ----------
-        min_height : canvas pixels
-        inside : smallest fraction of its box within the image
-        overlap : largest fraction of the farther of two boxes that the nearer may cover
+        `min_height` is in canvas pixels, `inside` the smallest fraction of its box within the image, and `overlap` the
+        largest fraction of the farther of two boxes that the nearer may cover.
         """
         box = self.box(obj)
         if box is None or box[2] - box[0] < min_height:
@@ -224,7 +217,7 @@ def _tree(plan: Plan) -> SceneObject | None:
     rng = plan.rng
     x, z = plan.spot(4.5, 16.0)
     x = math.copysign(plan.street.half_road + rng.uniform(0.7, 1.4), x)
-    return SceneObject(TREE, Pose(x, z, 0.0), (0.5, 0.5, rng.uniform(3.6, 5.2)))
+    return SceneObject(labels.VEGETATION, Pose(x, z, 0.0), (0.5, 0.5, rng.uniform(3.6, 5.2)))
 
 
 def _crowd_of_people(plan: Plan, min_height: float) -> None:
@@ -234,9 +227,8 @@ def _crowd_of_people(plan: Plan, min_height: float) -> None:
         x, z = plan.spot(6.5, 12.0)
         if abs(x) > plan.street.edge - 1.0:
             continue
-        if not plan.add(
-            SceneObject(labels.PERSON, Pose(x, z, 0.0), (1.8, 1.8, 1.7), group=True), min_height, overlap=0.2
-        ):
+        area = SceneObject(labels.PERSON, Pose(x, z, 0.0), (1.8, 1.8, 1.7), group=True)
+        if not plan.add(area, min_height, overlap=0.2):
             continue
         plan.objects.pop()
         for _ in range(int(rng.integers(5, 9))):

@@ -106,13 +106,7 @@ def add_glow(image: np.ndarray, glows: list[tuple[float, float, float, Color]]) 
 def develop(image: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
     """Apply the effects of lens and sensor: vignette, exposure, contrast, white balance, blur, noise.
 
-    Parameters
-    ----------
-    image : float32 `H x W x 3`, 0-255; changed in place
-
-    Returns
-    -------
-    uint8 `H x W x 3`
+    `image`, float32 `H x W x 3`, 0-255, is changed in place; returns uint8 `H x W x 3`.
     """
     height, width = image.shape[:2]
     yy = np.linspace(-1, 1, height, dtype=np.float32)[:, None]

@@ -26,16 +26,9 @@ TINY_FRACTION = 0.001
 def render_scene(
     seed: int, split: str, index: int, size: tuple[int, int] = (256, 512)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Render one scene, a pure function of the arguments.
+    """Render one scene, a pure function of the arguments; `size`, `(height, width)`, is swapped for portrait images.
 
-    Parameters
-    ----------
-    size : `(height, width)` of landscape images; swapped for portrait ones
-
-    Returns
-    -------
-    image : uint8 `H x W x 3`
-    ids : uint16 `H x W`, the values of Cityscapes' `instanceIds.png`
+    Returns the image, uint8 `H x W x 3`, and the values of Cityscapes' `instanceIds.png`, uint16 `H x W`.
     """
     rng = scene_rng(seed, split, index)
     portrait = rng.random() < PORTRAIT_FRACTION
@@ -140,7 +133,7 @@ def _paint_objects(stage: Stage, objects: list[SceneObject]) -> None:
         category, pose = obj.category, obj.pose
         if category in labels.THINGS and not obj.group:
             counts[category] = counts.get(category, -1) + 1
-            key = canvas.key(labels.instance_id(category, counts[category]))
+            key = canvas.key(category * 1000 + counts[category])
         else:
             key = canvas.key(category)
         if category == labels.CAR:
@@ -168,18 +161,18 @@ def _shadows(camera: Camera, light: Light, street: Street, objects: list[SceneOb
     throw = -light.sun[[0, 2]] / max(float(light.sun[1]), 0.15)
     cast = light.kind in ("clear", "dusk")
 
-    def drop(base: np.ndarray, height: float, fill: int) -> None:
+    def drop(base: np.ndarray, height: float) -> None:
         """Draw the shadow of an upright prism over the ground polygon `base` (`K x 2`, X and Z)."""
         outline = _hull(np.concatenate([base, base + throw * height])) if height > 0 else base
         screen = camera.polygon(np.stack([outline[:, 0], np.zeros(len(outline)), outline[:, 1]], -1))
         if screen is not None:
-            draw.polygon(list(map(tuple, screen.tolist())), fill=fill)
+            draw.polygon(list(map(tuple, screen.tolist())), fill=255)
 
     if cast:
         for kind, side, z0, z1, height in slots:
             near, far = side * street.edge, side * (street.edge + 9)
             base = np.array([(near, z0), (near, z1), (far, z1), (far, z0)])
-            drop(base, height if kind == "house" else height * 0.8, 255)
+            drop(base, height if kind == "house" else height * 0.8)
     for obj in objects:
         length, width, height = obj.size
         sin, cos = math.sin(obj.pose.heading), math.cos(obj.pose.heading)
@@ -189,8 +182,8 @@ def _shadows(camera: Camera, light: Light, street: Street, objects: list[SceneOb
             [local[:, 0] * sin + local[:, 1] * cos, local[:, 0] * cos - local[:, 1] * sin], -1
         )
         if cast:
-            drop(base * 1.0, height * 0.9, 255)
-        drop(base, 0.0, 255)
+            drop(base, height * 0.9)
+        drop(base, 0.0)
     return np.asarray(image.filter(ImageFilter.BoxBlur(2)))
 
 

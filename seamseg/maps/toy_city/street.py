@@ -39,13 +39,9 @@ def random_street(rng: Rng) -> Street:
 def paint_ground(
     image: np.ndarray, ids: np.ndarray, camera: Camera, light: Light, street: Street, shadow: np.ndarray, rng: Rng
 ) -> None:
-    """Paint road and pavements below the horizon, in place.
+    """Paint road and pavements below the horizon of `image`, float32 `H x W x 3`, and their keys 1 and 2, in place.
 
-    Parameters
-    ----------
-    image : float32 `H x W x 3`
-    ids : uint8 `H x W` keys; here 1 becomes road and 2 pavement
-    shadow : uint8 `H x W`, 255 in cast shadows
+    `ids` are `H x W` uint8, and so is `shadow`, 255 in cast shadows.
     """
     first, x, z, depth = camera.ground()
     side = np.abs(x)

@@ -18,10 +18,7 @@ def scene_rng(seed: int, split: str, index: int) -> Rng:
 def smooth_noise(rng: Rng, height: int, width: int, cells: float, octaves: int = 3, stretch: float = 1.0) -> np.ndarray:
     """Return value noise, float32 `height x width` in 0-1.
 
-    Parameters
-    ----------
-    cells : cells of the first octave along the shorter side; each octave halves them and its weight
-    stretch : horizontal stretch of the cells
+    The first octave has `cells` along the shorter side, horizontally stretched; each octave halves them and its weight.
     """
     side = min(height, width)
     total = np.zeros((height, width), np.float32)

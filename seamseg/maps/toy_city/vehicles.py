@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -248,11 +249,12 @@ def truck(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) 
     vehicle.extrude(frame, {BODY: chassis}, chassis)
     box, cab = (pose.world(np.array([u, 1.0, 0.0])) for u in ((tail + cab_back) / 2, nose - 0.8))
     box_first = np.linalg.norm(box - stage.eye) >= np.linalg.norm(cab - stage.eye)
-    for paints_box in (box_first, not box_first):
-        if paints_box:
-            _truck_box(vehicle, (tail, cab_back - 0.12), (floor + 0.22, top), half, cargo)
-        else:
-            _truck_cab(vehicle, (cab_back, nose), (floor, cab_top), half, paint, glass)
+    paint_box = partial(_truck_box, vehicle, (tail, cab_back - 0.12), (floor + 0.22, top), half, cargo)
+    if box_first:
+        paint_box()
+    _truck_cab(vehicle, (cab_back, nose), (floor, cab_top), half, paint, glass)
+    if not box_first:
+        paint_box()
     vehicle.lamps(length, half, floor + 0.12, floor + 0.36)
     sides = [
         sign

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image, ImageDraw
 
-from seamseg.maps.idmaps.resize import nearest_index
-from seamseg.maps.visualize.overlay import Palette, label_font, short_name
+from seamseg.maps.pasting import resize_crop
+from seamseg.maps.visualize.overlay import Palette, label_font, outline_box, short_name
 from seamseg.maps.visualize.palette import padded_palette, text_color
 
 LEGACY_OPACITY = 192 / 255
@@ -78,7 +78,7 @@ def draw_detections(
     shortest = min(image.shape[:2])
     width = max(1, round(shortest / 350))
     for d in ordered:
-        _outline(draw, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()), width)
+        outline_box(draw, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()), width)
     if labels:
         for d in ordered:
             _label(canvas, draw, d, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()))
@@ -110,20 +110,9 @@ def _paint(image: Image.Image, d: DrawnObject, size: tuple[int, int], color: tup
     """Blend the mask of an object into an image."""
     if d.crop is None or d.crop.size == 0:
         return
-    (y, x), (height, width), crop = d.corner, d.crop.shape, d.crop
-    if (image.height, image.width) != size:
-        rows, columns = nearest_index(size[0], image.height), nearest_index(size[1], image.width)
-        (top, bottom), (left, right) = np.searchsorted(rows, [y, y + height]), np.searchsorted(columns, [x, x + width])
-        crop = crop[(rows[top:bottom] - y)[:, None], columns[left:right] - x]
-        y, x = int(top), int(left)
+    crop, (y, x) = resize_crop(d.crop, d.corner, size, (image.height, image.width))
     if crop.size:
         image.paste(color, (x, y), Image.fromarray(crop * np.uint8(round(opacity * 255))))
-
-
-def _outline(draw: ImageDraw.ImageDraw, box: tuple[float, ...], color: tuple[int, ...], width: int) -> None:
-    y0, x0, y1, x1 = box
-    # the corner is exclusive: the last pixel inside is drawn
-    draw.rectangle((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), outline=color, width=width)
 
 
 def _label(

@@ -172,14 +172,16 @@ def draw_boxes(
     colors = distinct_colors(256) if palette is None else padded_palette(palette)
     canvas = Image.fromarray(np.ascontiguousarray(image))
     draw = ImageDraw.Draw(canvas)
-    for i, (y0, x0, y1, x1) in enumerate(boxes.tolist()):
-        if not np.isfinite([y0, x0, y1, x1]).all():
-            continue
-        color = tuple(colors[int(indices[i]) % 256].tolist())
-        # the corner is exclusive: the last pixel inside is drawn
-        box = (x0, y0, max(x0, x1 - 1), max(y0, y1 - 1))
-        draw.rectangle(box, outline=color, width=width)
+    for i, box in enumerate(boxes.tolist()):
+        if np.isfinite(box).all():
+            outline_box(draw, box, tuple(colors[int(indices[i]) % 256].tolist()), width)
     return np.asarray(canvas)
+
+
+def outline_box(draw: ImageDraw.ImageDraw, box: Sequence[float], color: tuple[int, ...], width: int) -> None:
+    """Draw a box `(y0, x0, y1, x1)`, whose lower-right corner is exclusive."""
+    y0, x0, y1, x1 = box
+    draw.rectangle((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), outline=color, width=width)
 
 
 THUMBNAIL_SIZE = 1024

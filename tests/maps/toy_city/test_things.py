@@ -12,7 +12,7 @@ from PIL import Image
 from seamseg.cli.main import main
 from seamseg.maps.toy_city import generate_toy_things
 from seamseg.maps.toy_city.labels import NAMES, THINGS
-from seamseg.maps.toy_city.things import cut_out
+from seamseg.maps.toy_city.writer import cut_out
 from seamseg.utils.errors import InputError
 
 
