@@ -276,7 +276,7 @@ class PlainTrainingModule(nn.Module):
         for logits, masks, categories in zip(outputs.semantic_logits, batch.masks, batch.categories):
             assert masks is not None and categories is not None
             target = semantic_target(masks, categories)
-            parts.append(plain_semantic_loss(logits, outputs.padded_size, target, ohem or 1.0))
+            parts.append(plain_semantic_loss(logits, outputs.features.padded_size, target, ohem or 1.0))
         count = torch.tensor(len(parts), dtype=torch.float64)
         means = {**losses.means, "sem_loss": torch.stack(parts).mean()}
         return Losses(means, {**losses.counts, "sem_loss": count})

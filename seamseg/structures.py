@@ -267,14 +267,16 @@ class Features:
     """A batch after the body.
 
     levels `N x C x h x w` from fine to coarse; `padded_size` the `(height, width)` of the padded batch, `valid_sizes`
-    those of each image without its padding; `semantic_logits` `N x classes x h x w` if they were computed together with
-    the body.
+    of each image without its padding. `semantic_logits` `N x classes x h x w`, and `rpn_outputs` (objectness logits
+    `N x A`, box codes `N x A x 4`, and the `(height, width)` of each level that has anchors) if they were computed
+    together with the body.
     """
 
     levels: list[Tensor]
     padded_size: tuple[int, int]
     valid_sizes: list[tuple[int, int]]
     semantic_logits: Tensor | None = None
+    rpn_outputs: tuple[Tensor, Tensor, list[tuple[int, int]]] | None = None
 
     def rows(self, boxes: PackedSequence) -> tuple[Tensor, Tensor]:
         """Return all boxes of the batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""

@@ -59,14 +59,14 @@ def accelerated(
     """
     if not (compile or cuda_graphs):
         return net.with_options(pad_to=pad_to)
-    run: Function = CompiledDense(net, device, backend) if compile else net.dense_part()
+    run: Function = CompiledDense(net, device, backend) if compile else net.dense
     return net.with_options(pad_to=pad_to, run_dense=cuda_graph_cache(run) if cuda_graphs else run)
 
 
 class CompiledDense:
-    """The dense part of a network, compiled once for all heights and widths.
+    """:meth:`seamseg.models.network.Network.dense`, compiled once for all heights and widths.
 
-    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs at the first call, and again for another
+    The compiler runs at the first call, and again for another
     number of images and, with torch 2.11, for maps of an odd instead of an even height; each time a line is printed to
     stderr. For inference only: on a CPU the weights of `net` become constants. SeamsegError if the compiler does not
     work here.
@@ -79,7 +79,7 @@ class CompiledDense:
         self.device = device
         self._backend = backend
         self._size = ""
-        self._run = torch.compile(net.dense_part(), backend=self._compile)
+        self._run = torch.compile(net.dense, backend=self._compile)
 
     def __call__(self, padded: Tensor) -> Any:
         """Run the network on a padded batch.

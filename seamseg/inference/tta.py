@@ -19,7 +19,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion
-from seamseg.structures import Features, PackedSequence
+from seamseg.structures import PackedSequence
 
 
 def predict_augmented(
@@ -51,7 +51,8 @@ def _detect_augmented(
     logits: list[list[Tensor]] = [[] for _ in images]
     for scale, mirrored in augmentation.views():
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
-        predictions, maps = _forward(net, [_view(image, size, mirrored) for image in images])
+        features = net.encode(PackedSequence([_view(image, size, mirrored) for image in images]))
+        predictions, maps = net.predict_things(features), net.classify(features)
         factors = (height / size[0], width / size[1])
         for k, prediction in enumerate(predictions):
             back = _map_back(prediction, (height, width), factors, mirrored)
@@ -59,7 +60,7 @@ def _detect_augmented(
                 back = replace(back, maps=_maps_back(net.map_formats, prediction.maps, (height, width), mirrored))
             found[k].append(back)
             if maps is not None:
-                logits[k].append(maps[k].flip(-1) if mirrored else maps[k])
+                logits[k].append((maps[k].flip(-1) if mirrored else maps[k]).float())
     merged = [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
     return [replace(one, maps=_mean_maps([p.maps for p in parts])) for one, parts in zip(merged, found)]
 
@@ -82,20 +83,6 @@ def _view(image: Tensor, size: tuple[int, int], mirrored: bool, antialias: bool 
     if tuple(image.shape[-2:]) != size:
         image = functional.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=antialias)[0]
     return image.flip(-1) if mirrored else image
-
-
-def _forward(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction[Tensor]], Tensor | None]:
-    """Return predictions without class maps, and semantic logits `N x C x h x w`, None without a semantic head."""
-    kept: list[Tensor] = []
-
-    def keep_logits(features: Features) -> list[Tensor | None]:
-        maps = net.classify(features)
-        if maps is not None:
-            kept.append(maps.float())
-        return [None] * len(features.valid_sizes)
-
-    predictions = net.predict(PackedSequence(views), segment=keep_logits)
-    return predictions, kept[0] if kept else None
 
 
 def _map_back(

@@ -25,15 +25,8 @@ M = TypeVar("M", bound=nn.Module)
 class BatchOptions:
     """How a :class:`Network` takes batches of images; the base of its options.
 
-    Parameters
-    ----------
-    channels_last : run in channels-last memory format
-    pad_to : pad the sides of a batch to multiples of this at inference
-
-    Raises
-    ------
-    ValueError
-        if `pad_to` is not positive
+    With `channels_last` it runs in this memory format; the sides of a batch are padded to multiples of `pad_to` at
+    inference. ValueError if `pad_to` is not positive.
     """
 
     channels_last: bool = True
@@ -63,24 +56,20 @@ class Losses(NamedTuple):
     @staticmethod
     def of(terms: Terms) -> Losses:
         """Return means and counts, these on the device of the means."""
-        means = {name: mean for name, (mean, _) in terms.items()}
-        return Losses(means, {name: _as_count(count, means[name].device) for name, (_, count) in terms.items()})
-
-
-def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
-    if isinstance(count, Tensor):
-        return count.double()
-    # filled in on the device, as a copy would block the host
-    return torch.full((), count, dtype=torch.float64, device=device)
+        means, counts = {}, {}
+        for name, (mean, count) in terms.items():
+            means[name] = mean
+            if not isinstance(count, Tensor):
+                # filled in on the device, as a copy would block the host
+                count = torch.full((), count, dtype=torch.float64, device=mean.device)
+            counts[name] = count.double()
+        return Losses(means, counts)
 
 
 class Network(nn.Module):
     """Base of the networks. Its parts are its children, in the order of the arguments of the class, before the options.
 
-    Parameters
-    ----------
-    parts : modules by name; None for one that this network does not have
-    options : everything else; :meth:`with_options` changes them
+    A part is None if this network does not have it. `options` are everything else; :meth:`with_options` changes them.
 
     Attributes
     ----------
@@ -159,26 +148,15 @@ class Network(nn.Module):
         """Return the network's own :class:`seamseg.maps.predictions.InferenceNetwork`; None without one."""
         return None
 
-    def dense_part(self) -> nn.Module:
-        """Return the layers whose operations depend on the size of the images only, as one module."""
-        raise NotImplementedError
+    def dense(self, padded: Tensor) -> Any:
+        """Run the layers whose operations depend on the size of the padded batch `N x 3 x H x W` only.
 
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of the :meth:`dense_outputs`, in order."""
-        raise NotImplementedError
-
-    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors of :meth:`dense_part` for a padded batch `N x 3 x H x W`."""
+        This is what a compiler or a CUDA graph runs.
+        """
         raise NotImplementedError
 
     def compile_parts(self, backend: str = "inductor") -> None:
-        """Compile :attr:`compiled_parts` in place, for any height and width; state-dict keys stay.
-
-        Parameters
-        ----------
-        backend : backend of torch.compile, which runs with the first batch
-        """
+        """Compile :attr:`compiled_parts` in place at the first batch, for any size; state-dict keys stay."""
         for name in self.compiled_parts:
             part = getattr(self, name)
             if part is not None:
@@ -195,15 +173,11 @@ class Network(nn.Module):
 
 
 class TrainingModule(nn.Module):
-    """A network and its losses as one module, which DistributedDataParallel wraps.
+    """A network and its losses as one module, which DistributedDataParallel wraps: from a batch to its losses.
 
     The parameters of all heads get a gradient in every step, so that DistributedDataParallel needs no
     `find_unused_parameters`: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and
     gradients of 0.
-
-    Parameters
-    ----------
-    net : the network
     """
 
     def __init__(self, net: Network) -> None:
@@ -214,14 +188,6 @@ class TrainingModule(nn.Module):
         """Compute the losses of a batch, not weighted."""
         outputs = self.net(batch.images, batch)
         return self.net.loss(outputs, batch)
-
-
-class SemanticLogits(NamedTuple):
-    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and the size of each image in it."""
-
-    logits: Tensor
-    padded_size: tuple[int, int]
-    valid_sizes: list[tuple[int, int]]
 
 
 def copied(part: M) -> M:

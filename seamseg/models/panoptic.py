@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor, ROIHead, ROIOutputs
 from seamseg.models.heads.roi_targets import ProposalMatcher, Things, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, rpn_losses
+from seamseg.models.heads.select import upload
 from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Losses, Network, Terms, mark_sizes_dynamic
 from seamseg.ops.boxes import clip_boxes, decode_boxes
@@ -28,7 +29,7 @@ _ROI_CHUNK = 256
 
 
 class DenseOutputs(NamedTuple):
-    """Outputs of :class:`DensePart` for a padded batch.
+    """Outputs of :meth:`PanopticNet.dense` for a padded batch.
 
     levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
     the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
@@ -41,32 +42,8 @@ class DenseOutputs(NamedTuple):
     semantic_logits: Tensor | None
 
 
-RunDense = Callable[[Tensor], DenseOutputs]
-"""From a padded batch `N x 3 x H x W`; the caller owns the tensors of the result."""
-
-
-class DensePart(nn.Module):
-    """Body, RPN head and semantic head of a network as one module, for a compiler or a CUDA graph.
-
-    Its operations depend on the size of the images only. `rpn_levels` are the (first, number) of levels with anchors.
-    """
-
-    def __init__(
-        self, body: nn.Module, rpn_head: nn.Module, sem_head: nn.Module | None, rpn_levels: tuple[int, int]
-    ) -> None:
-        super().__init__()
-        self.body = body
-        self.rpn_head = rpn_head
-        self.sem_head = sem_head
-        self.rpn_levels = rpn_levels
-
-    def forward(self, padded: Tensor) -> DenseOutputs:
-        """Run on a padded batch `N x 3 x H x W`."""
-        levels = self.body(padded)
-        first, number = self.rpn_levels
-        obj_logits, bbx_logits, shapes = self.rpn_head(levels[first : first + number])
-        semantic = None if self.sem_head is None else self.sem_head(levels)
-        return DenseOutputs(levels, obj_logits, bbx_logits, shapes, semantic)
+Detections: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Boxes `D x 4`, classes `D` and scores `D` of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +62,8 @@ class NetworkOptions(BatchOptions):
     bbx_reg_weights : factors of the box codes of the ROI head
     channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
     crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
-    run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
+    run_dense : runs :meth:`PanopticNet.dense` at inference, for example compiled, with outputs that the caller owns;
+        None runs body and heads in turn
 
     Raises
     ------
@@ -104,7 +82,7 @@ class NetworkOptions(BatchOptions):
     selector: DetectionSelector
     bbx_reg_weights: tuple[float, ...]
     crowd_boxes: bool = False
-    run_dense: RunDense | None = None
+    run_dense: Callable[[Tensor], DenseOutputs] | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -145,8 +123,7 @@ class TrainingOutputs:
     the outputs of custom heads.
     """
 
-    padded_size: tuple[int, int]
-    valid_sizes: list[tuple[int, int]]
+    features: Features
     anchors: Tensor
     obj_logits: Tensor
     bbx_logits: Tensor
@@ -195,7 +172,6 @@ class PanopticNet(Network):
         self.nms_threshold = options.selector.config.nms_threshold
         outputs = (declared_outputs(head) for head in self.custom_heads.values())
         self.map_formats = {name: spec for of_head in outputs for name, spec in of_head.items()}
-        self._code_weights: dict[torch.device, Tensor] = {}
 
     @property
     def backbone(self) -> nn.Module:
@@ -206,11 +182,6 @@ class PanopticNet(Network):
     def custom_heads(self) -> dict[str, Head]:
         """The custom heads by name."""
         return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
-
-    @property
-    def fixed(self) -> bool:
-        """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
-        return self.options.matcher.config.fixed_samples
 
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
         """Compute the outputs that :meth:`loss` needs.
@@ -226,23 +197,17 @@ class PanopticNet(Network):
         sample runs the ROI head on zero rows: it takes part in every collective, forwards and backwards, with a weight
         of 0, and every parameter gets a gradient, there of 0.
         """
-        features = self.encode(images)
+        features, make = self.encode(images), self.options.proposals
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
         scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
-        make = self.options.proposals
-        proposals = PackedSequence(list(make.padded(*scored)[0])) if self.fixed else make(*scored)
+        # with a fixed number of samples the host need not know how many proposals there are
+        fixed = self.options.matcher.config.fixed_samples
+        proposals = PackedSequence(list(make.padded(*scored)[0])) if fixed else make(*scored)
         things = Things.of(targets, self.options.num_stuff, self.options.crowd_boxes)
+        rois = self._sample_rois(features, proposals, things)
+        semantic_logits, heads = self.classify(features), run_heads(self.custom_heads, features)
         return TrainingOutputs(
-            features.padded_size,
-            features.valid_sizes,
-            anchors,
-            obj_logits,
-            bbx_logits,
-            things,
-            proposals,
-            self._roi_outputs(features, proposals, things),
-            self.classify(features),
-            run_heads(self.custom_heads, features),
+            features, anchors, obj_logits, bbx_logits, things, proposals, rois, semantic_logits, heads
         )
 
     def loss(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
@@ -250,19 +215,19 @@ class PanopticNet(Network):
 
         Those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows.
         """
-        things, rpn = outputs.things, self.options.anchor_matcher.config
+        things, features, rpn = outputs.things, outputs.features, self.options.anchor_matcher.config
         boxes, crowds = [t.boxes for t in things], [t.crowd for t in things]
-        matches = self.options.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds)
-        anchors = outputs.obj_logits, outputs.bbx_logits, outputs.anchors
+        matches = self.options.anchor_matcher.batch(outputs.anchors, boxes, features.valid_sizes, crowds)
+        scored = outputs.obj_logits, outputs.bbx_logits, outputs.anchors
         terms: Terms = {
-            **rpn_losses(*anchors, matches, boxes, rpn.sigma, rpn.num_samples),
+            **rpn_losses(*scored, matches, boxes, rpn.sigma, rpn.num_samples),
             **outputs.rois.losses(things, targets.masks, self.options.matcher.config),
         }
         if outputs.semantic_logits is not None:
-            terms |= self.options.semantic_loss(outputs.semantic_logits, outputs.padded_size, targets)
+            terms |= self.options.semantic_loss(outputs.semantic_logits, features.padded_size, targets)
         return Losses.of(terms | head_losses(outputs.heads, targets))
 
-    def _roi_outputs(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
+    def _sample_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
         sampled = self.options.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd for t in things])
         boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
@@ -272,12 +237,7 @@ class PanopticNet(Network):
         return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits)
 
     @torch.no_grad()
-    def predict(
-        self,
-        images: PackedSequence,
-        least_score: float = 0.0,
-        segment: Callable[[Features], list[Tensor | None]] | None = None,
-    ) -> list[Prediction[Tensor]]:
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
         """Predict detections, masks and a class map for each image.
 
         Padding influences the result a little: batch only images of one size together if that matters.
@@ -286,7 +246,6 @@ class PanopticNet(Network):
         ----------
         images : `3 x H x W` each
         least_score : detections that do not score above may be left out, which saves their masks; no others change
-        segment : makes the class maps, instead of :meth:`segment`
 
         Raises
         ------
@@ -295,72 +254,60 @@ class PanopticNet(Network):
         """
         if self.training:
             raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
-        features, scored = self.features_and_anchors(images)
-        proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
+        features = self.encode(images)
+        things = self.predict_things(features, least_score)
+        return [replace(found, semantic=classes) for found, classes in zip(things, self.segment(features))]
+
+    def predict_things(self, features: Features, least_score: float = 0.0) -> list[Prediction[Tensor]]:
+        """Return the predictions of :meth:`predict` without class maps."""
+        proposals = self._proposals(features)
         detections = scoring_above(least_score, self.detect(features, proposals))
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
-        semantic = (segment or self.segment)(features)
         maps = predicted_maps(self.custom_heads, features)
-        return [
-            Prediction(boxes, classes, scores, mask, classmap, size, maps=more)
-            for (boxes, classes, scores), mask, classmap, size, more in zip(
-                detections, masks, semantic, features.valid_sizes, maps
-            )
-        ]
-
-    def features_and_anchors(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
-        """Compute the features of images, and objectness logits, box codes and anchors."""
-        if self.options.run_dense is None:
-            features = self.encode(images)
-            anchors, obj_logits, bbx_logits = self.score_anchors(features)
-            return features, (obj_logits, bbx_logits, anchors)
-        padded, sizes = self.padded(images)
-        outputs = self.options.run_dense(padded)
-        size = int(padded.shape[-2]), int(padded.shape[-1])
-        features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)
-        shapes = [(int(height), int(width)) for height, width in outputs.shapes]
-        anchors = self.options.anchors(shapes, outputs.obj_logits.device)
-        return features, (outputs.obj_logits, outputs.bbx_logits, anchors)
+        rows = zip(detections, masks, features.valid_sizes, maps)
+        return [Prediction(*detected, mask, None, size, maps=more) for detected, mask, size, more in rows]
 
     def encode(self, images: PackedSequence) -> Features:
-        """Pad the images to one size and run the body."""
+        """Pad the images to one size and run the body, or at inference `run_dense`."""
         padded, sizes = self.padded(images)
-        return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+        size = int(padded.shape[-2]), int(padded.shape[-1])
+        if self.training or self.options.run_dense is None:
+            return Features(self.body(padded), size, sizes)
+        dense = self.options.run_dense(padded)
+        shapes = [(int(height), int(width)) for height, width in dense.shapes]
+        return Features(dense.levels, size, sizes, dense.semantic_logits, (dense.obj_logits, dense.bbx_logits, shapes))
+
+    def dense(self, padded: Tensor) -> DenseOutputs:
+        """Run body, RPN head and semantic head on a padded batch `N x 3 x H x W`."""
+        levels = self.body(padded)
+        semantic = None if self.sem_head is None else self.sem_head(levels)
+        return DenseOutputs(levels, *self._run_rpn(levels), semantic)
+
+    def _run_rpn(self, levels: list[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+        first, number = self.options.rpn_levels
+        scored: tuple[Tensor, Tensor, list[tuple[int, int]]] = self.rpn_head(levels[first : first + number])
+        return scored
 
     def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
-        first, number = self.options.rpn_levels
-        obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
+        obj_logits, bbx_logits, shapes = features.rpn_outputs or self._run_rpn(features.levels)
         return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
 
     def proposals(self, images: PackedSequence) -> PackedSequence:
         """Return the region proposals `P x 4` of each image, best first."""
-        features, scored = self.features_and_anchors(images)
-        return self.options.proposals(*scored, features.valid_sizes, training=False)
+        return self._proposals(self.encode(images))
 
-    def dense_part(self) -> DensePart:
-        """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
-        return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
+    def _proposals(self, features: Features) -> PackedSequence:
+        anchors, obj_logits, bbx_logits = self.score_anchors(features)
+        return self.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, training=False)
 
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of levels, RPN outputs and semantic logits, these only with a semantic head."""
-        fpn, semantic = self.body.fpn, ("semantic_logits",) * (self.sem_head is not None)
-        levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
-        return (*levels, "obj_logits", "bbx_logits", *semantic)
-
-    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
-        """Return levels, RPN outputs and semantic logits for a padded batch, see :class:`DenseOutputs`."""
-        dense = self.dense_part()(padded)
-        semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
-        return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
-
-    def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return boxes, classes and scores of the detections of each image, from its proposals."""
+    def detect(self, features: Features, proposals: PackedSequence) -> list[Detections]:
+        """Return the detections of each image, from its proposals."""
         boxes, index = features.rows(proposals)
         cls_logits, bbx_logits = self.score_boxes(features, boxes, index)
         scores = torch.softmax(cls_logits.float(), dim=1)
-        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / self._weights_on(boxes.device))
+        weights = upload(torch.tensor(self.options.bbx_reg_weights, dtype=torch.float32), boxes.device)
+        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / weights)
         # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
         rows = [0 if p is None else p.shape[0] for p in proposals]
         return [
@@ -370,21 +317,9 @@ class PanopticNet(Network):
             )
         ]
 
-    def _weights_on(self, device: torch.device) -> Tensor:
-        """Return the factors of the box codes, float32 `4`; cached, as each copy to a GPU would block the host."""
-        if device not in self._code_weights:
-            with torch.inference_mode(False):
-                weights = self.options.bbx_reg_weights
-                self._code_weights[device] = torch.tensor(weights, dtype=torch.float32, device=device)
-        return self._code_weights[device]
-
     def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
-        parts = []
-        for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
-            chunk = slice(start, start + _ROI_CHUNK)
-            x = self.options.rois(features.levels, boxes[chunk], index[chunk], features.padded_size)
-            parts.append(self.roi_head.boxes(x))
+        parts = [self.roi_head.boxes(x) for x, _ in self._roi_chunks(features, boxes, index)]
         return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
@@ -393,12 +328,15 @@ class PanopticNet(Network):
             return [None] * len(boxes)
         all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
         index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
-        parts = []
-        for start in range(0, max(all_boxes.shape[0], 1), _ROI_CHUNK):
-            chunk = slice(start, start + _ROI_CHUNK)
-            x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
-            parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
-        return list(torch.split(torch.cat(parts), [b.shape[0] for b in boxes]))
+        chunks = self._roi_chunks(features, all_boxes, index)
+        masks = torch.cat([self.roi_head.masks_of(x, all_classes[chunk]).float() for x, chunk in chunks])
+        return list(torch.split(masks, [b.shape[0] for b in boxes]))
+
+    def _roi_chunks(self, features: Features, boxes: Tensor, index: Tensor) -> Iterator[tuple[Tensor, slice]]:
+        """Yield the features of boxes, at most :data:`_ROI_CHUNK` at a time, and their rows; once without any box."""
+        for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
+            rows = slice(start, start + _ROI_CHUNK)
+            yield self.options.rois(features.levels, boxes[rows], index[rows], features.padded_size), rows
 
     def segment(self, features: Features) -> list[Tensor | None]:
         """Return the class map `H x W` (int64) of each image; None without a semantic head."""
@@ -417,13 +355,8 @@ class PanopticNet(Network):
         return logits
 
 
-def scoring_above(
-    least_score: float, detections: list[tuple[Tensor, Tensor, Tensor]]
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Leave out detections that do not score above, as far as no bit of the masks of the others changes.
-
-    `detections` are boxes, classes and scores of each image, as from :meth:`PanopticNet.detect`.
-    """
+def scoring_above(least_score: float, detections: list[Detections]) -> list[Detections]:
+    """Leave out detections that do not score above, as far as no bit of the masks of the others changes."""
     if least_score <= 0:
         return detections
     kept = [torch.nonzero(scores > least_score).squeeze(1) for _, _, scores in detections]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,38 +12,25 @@ from torch import Tensor, nn
 from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, Network, SemanticLogits
+from seamseg.models.network import BatchOptions, Losses, Network
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
 from seamseg.structures import Batch, PackedSequence
 
 
-class DenseSegmentation(nn.Module):
-    """Body, head and classifier of a network as one module, from a padded batch to its logits."""
+class SemanticLogits(NamedTuple):
+    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and the size of each image in it."""
 
-    def __init__(self, body: nn.Module, head: nn.Module, cls: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-        self.cls = cls
-
-    def forward(self, padded: Tensor) -> Tensor:
-        """Map `N x 3 x H x W` to logits `N x classes x h x w`."""
-        x = self.body(padded)
-        # a body may return the outputs of all its stages
-        logits: Tensor = self.cls(self.head(list(x.values())[-1] if isinstance(x, dict) else x))
-        return logits
+    logits: Tensor
+    padded_size: tuple[int, int]
+    valid_sizes: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticOptions(BatchOptions):
     """Settings of a :class:`SemanticNet`.
 
-    Parameters
-    ----------
-    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
-    probabilities : predict the probability of the class of each pixel, too
-    semantic_loss : the loss in training
-    run_dense : runs the :class:`DenseSegmentation` at inference, for example compiled; None runs its modules in turn
+    With `probabilities` it predicts the probability of the class of each pixel, too. `semantic_loss` is the loss in
+    training. `run_dense` runs :meth:`SemanticNet.dense` at inference, for example compiled.
     """
 
     probabilities: bool = False
@@ -53,14 +41,9 @@ class SemanticOptions(BatchOptions):
 class SemanticNet(Network):
     """A backbone, the head of DeepLabV3, and a classifier of each cell (Rota Bulo et al., arXiv 1712.02616).
 
-    The names of the three parts and the state-dict keys are as in the published Mapillary Vistas network.
-
-    Parameters
-    ----------
-    body : images to features, `N x C x h x w`, or a dict of which the last entry is used
-    head : features to features
-    cls : 1x1 convolution to class logits
-    options : everything else; :meth:`with_options` changes them
+    The names of the three parts and the state-dict keys are as in the published Mapillary Vistas network. The body
+    maps images to features `N x C x h x w`, or to a dict of which the last entry is used; the head maps features to
+    features, and `cls` these to class logits.
     """
 
     compiled_parts = ("body", "head")
@@ -80,18 +63,12 @@ class SemanticNet(Network):
         """The body."""
         return self.body
 
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Only the logits."""
-        return ("semantic_logits",)
-
-    def dense_part(self) -> DenseSegmentation:
-        """Return all layers as one module, to be compiled or captured in a CUDA graph."""
-        return DenseSegmentation(self.body, self.head, self.cls)
-
-    def dense_outputs(self, padded: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits `N x classes x h x w` for a padded batch."""
-        return (self.dense_part()(padded),)
+    def dense(self, padded: Tensor) -> Tensor:
+        """Map a padded batch `N x 3 x H x W` to logits `N x classes x h x w`."""
+        x = self.body(padded)
+        # a body may return the outputs of all its stages
+        logits: Tensor = self.cls(self.head(list(x.values())[-1] if isinstance(x, dict) else x))
+        return logits
 
     def forward(self, images: PackedSequence, targets: Batch | None = None) -> SemanticLogits:
         """Compute the class logits of images `3 x H x W`, padded to one size.
@@ -101,7 +78,7 @@ class SemanticNet(Network):
         """
         padded, sizes = self.padded(images)
         run = self.options.run_dense
-        logits = self.dense_part()(padded) if self.training or run is None else run(padded)
+        logits = self.dense(padded) if self.training or run is None else run(padded)
         return SemanticLogits(logits, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
 
     def loss(self, outputs: SemanticLogits, targets: Batch) -> Losses:
@@ -111,18 +88,10 @@ class SemanticNet(Network):
 
     @torch.no_grad()
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Predict the class of each pixel of images `3 x H x W`; `least_score` has no effect.
+        """Predict the class of each pixel of images `3 x H x W`, without detections; `least_score` has no effect.
 
-        Padding influences the result a little: batch only images of one size together if that matters.
-
-        Returns
-        -------
-        list of Prediction, one an image, without detections
-
-        Raises
-        ------
-        RuntimeError
-            if the network is in training mode
+        Padding influences the result a little: batch only images of one size together if that matters. RuntimeError if
+        the network is in training mode.
         """
         if self.training:
             raise RuntimeError("SemanticNet.predict: the network is in training mode, call eval() first")

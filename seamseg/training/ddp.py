@@ -30,10 +30,7 @@ from seamseg.utils.process_groups import new_group
 
 
 def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) -> nn.Module:
-    """Wrap a module in DistributedDataParallel; return the module itself for a single process. A collective call.
-
-    `unused_parameters` is fake or find, see above.
-    """
+    """Wrap a module in DistributedDataParallel; return the module itself for a single process. A collective call."""
     if not world.is_distributed:
         return module
     # Gradients get a separate group: synchronised ABN uses the world group during the backward pass, and the order of
@@ -56,15 +53,13 @@ def wrap_distributed(module: nn.Module, world: World, unused_parameters: str) ->
 
 
 class _Parallel(nn.Module):
-    """The module in DistributedDataParallel: maps a batch to its losses, and no batch to the sum of all parameters.
+    """The module in DistributedDataParallel: maps a batch to its losses, and no batch to the sum of all parameters."""
 
-    With `fixed`, every step uses the same parameters, and `unused` are those that the first batch did not use.
-    """
-
-    def __init__(self, module: nn.Module, fixed: bool) -> None:
+    def __init__(self, module: nn.Module, fake: bool) -> None:
         super().__init__()
         self.module = module
-        self.fixed = fixed
+        self.fake = fake
+        # parameters that the first batch did not use
         self.unused: list[nn.Parameter] | None = None
 
     def forward(self, batch: Any = None) -> Any:
@@ -92,7 +87,7 @@ def no_gradient_sync(module: nn.Module, last: bool) -> AbstractContextManager[No
 def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
     """Return a loss whose backward pass reaches every parameter, with `fake`; otherwise the loss itself."""
     parallel = _parallel(module)
-    if parallel is None or not parallel.fixed:
+    if parallel is None or not parallel.fake:
         return loss
     if parallel.unused is None:
         used = _used_by(loss)
@@ -101,16 +96,15 @@ def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
 
 
 def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Set the gradient of parameters that no process used in a step to 0.
+    """Set the gradient of parameters that no process used in a step to 0; SeamsegError for such ones with `fake`.
 
-    The optimizer skips parameters without a gradient, but the original applies momentum and weight decay to them. With
-    `fake`, whose gradients are then not exchanged, SeamsegError.
+    The optimizer skips parameters without a gradient, but the original applies momentum and weight decay to them.
     """
     parallel = _parallel(module)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:
-                if parallel is not None and parallel.fixed:
+                if parallel is not None and parallel.fake:
                     named = parallel.module.named_parameters()
                     name = next((name for name, p in named if p is parameter), "a parameter")
                     raise SeamsegError(
@@ -152,9 +146,8 @@ def _used_by(loss: Tensor) -> set[Tensor]:
 def compile_network(net: Network, world: World, warn: Callable[[str], None], backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place; return whether it is compiled.
 
-    The compiler runs at the first step, and again at the first validation. Height and width of the images may change
-    between steps. If it does not work in a process (C++ for the CPU, Triton for a GPU), none compiles, and `warn` is
-    called.
+    The compiler runs at the first step, and again at the first validation. If it does not work in a process, none
+    compiles, and `warn` is called.
     """
     reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
     if reasons:

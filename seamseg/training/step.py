@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -117,18 +117,21 @@ class Stepper:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the weights by the accumulated gradients.
+        """Update the weights by the accumulated gradients; return `grad_norm` and `skipped` of :class:`StepResult`.
 
-        `loss` is the weighted loss of the whole step, a detached scalar, which may differ between processes. Return the
-        norm of the gradient over all parameters, before clipping, and whether the update was skipped: scalars on the
-        device.
+        `loss` is the weighted loss of the whole step, a detached scalar, which may differ between processes.
         """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None]).to(self.world.device)
         overflow = ~torch.isfinite(norm)
-        bad = self._in_any_process(~torch.isfinite(loss) | (loss > (self.options.loss_limit or torch.inf)))
+        bad = ~torch.isfinite(loss) | (loss > (self.options.loss_limit or torch.inf))
+        if self.world.is_distributed:
+            # all processes share the gradients, but not the losses
+            number = bad.float()
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+            bad = number > 0
         self._stopped |= bad if self.scaler is not None else bad | overflow
         skipped = self._stopped | overflow
         if self.options.clip_norm > 0:
@@ -141,28 +144,12 @@ class Stepper:
             self.ema.update(skipped)
         return norm, skipped
 
-    def _in_any_process(self, flag: Tensor) -> Tensor:
-        """Return whether a flag is set in any process; not needed for gradients, which all processes share."""
-        if not self.world.is_distributed:
-            return flag
-        number = flag.float()
-        dist.all_reduce(number, dist.ReduceOp.MAX)
-        return number > 0
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Put the moving average of the weights, if there is one, into the network inside a `with` block."""
-        if self.ema is None:
-            yield
-            return
-        with self.ema.swapped_in():
-            yield
+        return nullcontext() if self.ema is None else self.ema.swapped_in()
 
     def share_statistics(self) -> None:
-        """Copy the running statistics of the main process, of network and average, to all others; a collective call.
-
-        They differ between processes where norm layers are not synchronised.
-        """
+        """Copy the running statistics of the main process to all others, which differ if they are not synchronised."""
         broadcast_buffers(self.world, self.net)
         if self.ema is not None:
             broadcast_tensors(self.world, self.ema.statistics)
@@ -177,9 +164,9 @@ class Stepper:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
-        """Restore a saved state; without a part of it, reset that part, the average to the current weights.
+        """Restore a saved state of the file `source`; an average that it lacks begins with the current weights.
 
-        InputError if it is damaged or belongs to another network; `source` is the name of its file.
+        InputError if it is damaged or belongs to another network.
         """
         if self.scaler is not None and "scaler" in state:
             try:
@@ -223,10 +210,7 @@ def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
 
 
 class _StatisticsBackup:
-    """A copy of the running statistics from before a step, restored if the step is skipped.
-
-    A forward pass that overflows writes invalid values into the statistics before the overflow is detected.
-    """
+    """The running statistics from before a step: a forward pass that overflows makes them invalid."""
 
     def __init__(self, net: nn.Module) -> None:
         self._buffers: dict[torch.dtype, list[Tensor]] = {}
@@ -235,13 +219,12 @@ class _StatisticsBackup:
         self._saved: dict[torch.dtype, Tensor] = {}
 
     def save(self) -> None:
-        """Copy the current statistics."""
         # one vector for all: hundreds of short tensors would each cost a kernel launch
         self._saved = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
     @torch.no_grad()
     def restore(self, skipped: Tensor) -> None:
-        """Restore the copy where `skipped`, a bool scalar on the device that the host does not read."""
+        """Restore the copy where `skipped`, a scalar that the host does not read."""
         for dtype, buffers in self._buffers.items():
             chosen = torch.where(skipped, self._saved[dtype], _flat(buffers))
             parts = torch.split(chosen, [buffer.numel() for buffer in buffers])
@@ -264,10 +247,7 @@ class ProcessAverage:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, losses: Losses) -> dict[str, Tensor]:
-        """Add the losses of a batch and return its contribution to the step, times the number of processes.
-
-        Gradients of it are summed over the batches of a process, and averaged over the processes.
-        """
+        """Add the losses of a batch; return those whose gradients are summed here and averaged over processes."""
         contribution = {name: mean / self._batches for name, mean in losses.means.items()}
         for name, value in contribution.items():
             part = value.detach().float()
@@ -275,16 +255,15 @@ class ProcessAverage:
         return contribution
 
     def means(self) -> dict[str, Tensor]:
-        """Return the losses of the step by name, detached float32 scalars, over the batches added so far."""
+        """Return the losses of the batches so far by name, detached float32 scalars."""
         return self._sums
 
 
 class StepAverage:
     """Averages losses over all anchors, samples, mask pixels or images of a step (`loss_average = step`).
 
-    A step of several processes, or of several batches, then equals the step of one process with one large batch. Makes
-    collective calls of a few numbers, which stay on the device. Several batches need a `preview` of the losses of each,
-    since the gradient of the first depends on the counts of the others.
+    A step of several processes, or of several batches, then equals the step of one process with one large batch.
+    Several batches need a `preview` of the losses of each: the gradient of the first depends on the counts of all.
     """
 
     def __init__(self, world: World, preview: Sequence[Losses] = ()) -> None:
@@ -311,10 +290,7 @@ class StepAverage:
 
 
 def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
-    """Combine the losses of several batches in all processes: means weighted by counts (float64), and summed counts.
-
-    A collective call of all processes, each with at least one part.
-    """
+    """Return means weighted by counts (float64), and summed counts, of the batches of all processes; collective."""
     names = list(parts[0].means)
     counts = torch.stack([torch.stack([part.counts[name] for name in names]) for part in parts])
     means = torch.stack([torch.stack([part.means[name].double() for name in names]) for part in parts])
@@ -329,15 +305,14 @@ def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
 def preview_losses(net: nn.Module, device: torch.device, losses: Callable[[], Iterable[Losses]]) -> list[Losses]:
     """Compute losses before training on their batches, without side effects on buffers and random numbers.
 
-    It costs one forward pass without gradients per batch. The numbers of regions and mask pixels that count depend on
-    the proposals, so they are not known earlier.
+    The numbers of regions and mask pixels that count depend on the proposals: it costs a forward pass of each batch.
     """
-    with buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with _buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
         return list(losses())
 
 
 @contextmanager
-def buffers_restored(net: nn.Module) -> Iterator[None]:
+def _buffers_restored(net: nn.Module) -> Iterator[None]:
     """Restore the buffers of a network, also those that its code replaces, at the end of a `with` block."""
     saved = [(m._buffers, name, b, b.clone()) for m in net.modules() for name, b in m._buffers.items() if b is not None]
     try:

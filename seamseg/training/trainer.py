@@ -39,14 +39,8 @@ T = TypeVar("T")
 class Trainer:
     """Trains a network.
 
-    Parameters
-    ----------
-    state : what is trained, with which options
-    batches : training batches, the same number in each process
-    validator : scores the network; None for no validation
-    run : folder of the snapshots, written by the main process
-    reporter : reports the progress
-    resumed : where to begin; weights, momentum and the stepper's state must be restored already
+    Each process has the same number of batches. `run` is the folder of the snapshots, written by the main process.
+    `resumed` is where to begin: weights, momentum and the stepper's state must be restored already.
     """
 
     state: TrainState
@@ -76,15 +70,8 @@ class Trainer:
     def train(self) -> Scores | None:
         """Train to the last epoch and return the scores of the last validation, if there was one.
 
-        Snapshots are written after each epoch, every `snapshot_interval` steps and when a signal stops the training, so
-        that a run can be interrupted at any time.
-
-        Raises
-        ------
-        SeamsegError
-            if a loss is not finite or a file cannot be written
-        Preempted
-            if a signal stopped the training, after writing a snapshot
+        Snapshots are written after each epoch, every `snapshot_interval` steps and when a signal stops the training,
+        with Preempted. SeamsegError if a loss is not finite or a file cannot be written.
         """
         states = {} if self.resumed is None else self.resumed.callbacks
         epochs, between = self.options.epochs, self.options.snapshot_interval
@@ -92,17 +79,16 @@ class Trainer:
             for epoch in range(self.progress.epoch + 1, epochs):
                 with translate_worker_errors(self.batches.loader):
                     if not self._train_epoch(epoch):
-                        return self._scores
+                        break
                 last = epoch + 1 == epochs
-                validates = self.validator is not None and ((epoch + 1) % self.options.val_interval == 0 or last)
                 # the snapshot and the validation use the running statistics of the main process
                 self.stepper.share_statistics()
-                if validates and not (between and self.progress.global_step % between == 0):
-                    # a signal or an error in the validation must not lose the epoch; or the step is saved already
-                    self._save()
                 is_best = False
-                if validates:
-                    self._scores = scores = self._validate(epoch)
+                if self.validator is not None and ((epoch + 1) % self.options.val_interval == 0 or last):
+                    if not (between and self.progress.global_step % between == 0):
+                        # a signal or an error in the validation must not lose the epoch; or the step is saved already
+                        self._save()
+                    self._scores = scores = self._validate(self.validator, epoch)
                     is_best = self.progress.validated(scores.selection, self._has_best)
                 self.progress.epoch = epoch
                 self._position = None
@@ -132,14 +118,13 @@ class Trainer:
         finally:
             self.writer.close()
 
-    def _validate(self, epoch: int) -> Scores:
+    def _validate(self, validator: Validate, epoch: int) -> Scores:
         """Score the current network, and report the scores and sample images."""
-        assert self.validator is not None
         collector = self.reporter.sample_collector()
         start = time.perf_counter()
         step = self.progress.global_step
         with self.stepper.averaged(), self.losses.explaining():
-            scores = self.validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
+            scores = validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
             self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
             if collector is not None:
                 self.reporter.samples(self.state.net, collector, step)
@@ -153,10 +138,11 @@ class Trainer:
     def _train_epoch(self, epoch: int) -> bool:
         """Train for an epoch; return whether the training goes on after it."""
         self.stepper.module.train()
-        done = self._begin_epoch(epoch)
-        length = done + steps_per_epoch(len(self.batches.loader), self.options.accumulate)
+        self._position = position = self._begin_epoch(epoch)
+        done, accumulate = position.steps, self.options.accumulate
+        length = done + steps_per_epoch(len(self.batches.loader), accumulate)
         last = time.perf_counter()
-        for index, group in enumerate(grouped(self.batches, self.options.accumulate), done):
+        for index, group in enumerate(grouped(self.batches, accumulate), done):
             self.progress.global_step += 1
             step = self.progress.global_step
             loaded = time.perf_counter()
@@ -170,8 +156,7 @@ class Trainer:
             self._report(StepPosition(epoch, index, length, step))
             self.reporter.histograms(self.state.net, step)
             self._ask_to_stop()
-            assert self._position is not None
-            self._position = self._position.after(len(group))
+            self._position = position = position.after(len(group))
             if self._after_step():
                 return False
             last = time.perf_counter()
@@ -186,14 +171,13 @@ class Trainer:
             with self.losses.explaining():
                 return self.stepper(batches, rates)
         except Exception as error:
-            if lacks_memory(error):
-                ids = ", ".join(i for batch in batches for i in batch.ids)
-                sizes = (f"dataloader.{key}" for key in ("train_batch_size", "shortest_size", "longest_max_size"))
-                lower = self.options.key(*sizes, joined=" or ")
-                raise OutOfMemory(
-                    f"step {step}: {self.world.device}: not enough memory (images {ids}); lower {lower}"
-                ) from error
-            raise
+            if not lacks_memory(error):
+                raise
+            ids = ", ".join(i for batch in batches for i in batch.ids)
+            sizes = (f"dataloader.{key}" for key in ("train_batch_size", "shortest_size", "longest_max_size"))
+            lower = self.options.key(*sizes, joined=" or ")
+            message = f"step {step}: {self.world.device}: not enough memory (images {ids}); lower {lower}"
+            raise OutOfMemory(message) from error
 
     def _report(self, position: StepPosition) -> None:
         """Check the losses and report them, each when it is due."""
@@ -205,8 +189,8 @@ class Trainer:
         else:
             self.reporter.progress(position)
 
-    def _begin_epoch(self, epoch: int) -> int:
-        """Begin an epoch, or resume within it; return the number of its finished steps."""
+    def _begin_epoch(self, epoch: int) -> EpochPosition:
+        """Begin an epoch, or resume within it."""
         seed, world, loader = self.options.seed, self.world, self.batches.loader
         sampler = index_sampler(loader)
         set_epoch(loader, epoch)
@@ -215,16 +199,14 @@ class Trainer:
         position, resumed = self._position, self.resumed
         if resumed is None or position is None:
             self.losses.begin_epoch()
-            self._position = EpochPosition(epoch, 0, sampler.segments, data_order(sampler, seed))
-            return 0
+            return EpochPosition(epoch, 0, sampler.segments, data_order(sampler, seed))
         sampler.continue_from(position.segments)
-        self._position = replace(position, segments=sampler.segments)
         own = resumed.rank_state(world)
         if own is not None:
             set_rng_state(own["random"], world.device)
         else:
             seed_everything(seed, epoch, world.rank, self.progress.global_step)
-        return position.steps
+        return replace(position, segments=sampler.segments)
 
     def _after_step(self) -> bool:
         """Save when it is due; return whether the training ends here because a callback asked for it."""

@@ -80,7 +80,7 @@ class CopyingGraph:
 
 
 def recorded(net, **options):
-    graphs = CudaGraphCache(net.dense_part(), CopyingGraph, **options)
+    graphs = CudaGraphCache(net.dense, CopyingGraph, **options)
     return net.with_options(run_dense=graphs), graphs
 
 
@@ -127,7 +127,7 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
 def test_generated_code(dynamo, precision):
     """bf16: sums in another order differ by a last digit, 1/128, which may reorder detections."""
     net = network(precision)
-    part = net.dense_part()
+    part = net.dense
     run = CompiledDense(net, CPU)
     with torch.inference_mode():
         for size in SIZES[:3]:
@@ -308,7 +308,7 @@ def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
     """For several sizes in turns. It is compiled once, or twice if torch's max_pool2d tells sizes apart."""
     device = torch.device("cuda")
     net = network(precision, device)
-    function = CompiledDense(net, device) if compiled else net.dense_part()
+    function = CompiledDense(net, device) if compiled else net.dense
     graphs = cuda_graph_cache(function, max_graphs=2)
     with torch.inference_mode():
         for turn in range(3):

@@ -87,14 +87,14 @@ def test_objects_in_tiles(rgb, kind, tiles, room):
 class LogitsNet(SceneNet):
     """Returns class logits, which test-time augmentation needs."""
 
-    def predict(self, images, segment=None):
-        found = super().predict(images)
-        logits = torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in found])
-        segment(SimpleNamespace(levels=logits, valid_sizes=[p.size for p in found]))
-        return [replace(p, semantic=None) for p in found]
+    def encode(self, images):
+        return self.predict(images)
+
+    def predict_things(self, features):
+        return [replace(p, semantic=None) for p in features]
 
     def classify(self, features):
-        return features.levels
+        return torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in features])
 
 
 @pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, 30000)])

@@ -36,10 +36,13 @@ class SquareDetector(StandIn):
         self.options = SimpleNamespace(selector=DetectionSelector(roi(nms_threshold=0.5, max_predictions=3)))
         self.inputs = []
 
-    def classify(self, features):
-        return features.levels
+    def encode(self, images):
+        return images
 
-    def predict(self, images, segment):
+    def classify(self, images):
+        return torch.stack(list(images))
+
+    def predict_things(self, images):
         predictions = []
         for image in images:
             self.inputs.append(image)
@@ -52,8 +55,6 @@ class SquareDetector(StandIn):
             predictions.append(
                 Prediction(torch.tensor([box]).float(), torch.tensor([0]), torch.tensor([0.9]), mask, None, size)
             )
-        stacked = torch.stack(list(images))
-        segment(SimpleNamespace(levels=stacked, valid_sizes=[tuple(i.shape[1:]) for i in images]))
         return predictions
 
 

@@ -113,7 +113,7 @@ def test_losses(step):
 def proposal_logits(step):
     """Objectness logits of our proposals, looked up by their boxes."""
     outputs = step.outputs
-    boxes = clip_boxes(decode_boxes(outputs.anchors, outputs.bbx_logits[0].detach()), outputs.valid_sizes[0])
+    boxes = clip_boxes(decode_boxes(outputs.anchors, outputs.bbx_logits[0].detach()), outputs.features.valid_sizes[0])
     anchors = (outputs.proposals[0][:, None] == boxes).all(dim=2)
     assert anchors.any(dim=1).all()
     return outputs.obj_logits[0].detach()[anchors.int().argmax(dim=1)]
@@ -147,7 +147,7 @@ def test_anchors_that_count(step):
     torch.manual_seed(0)
     (things,) = Things.of(step.batch, NUM_STUFF)
     matcher, outputs = step.module.net.options.anchor_matcher, step.outputs
-    (match,) = matcher.batch(outputs.anchors, [things.boxes], outputs.valid_sizes, [things.crowd])
+    (match,) = matcher.batch(outputs.anchors, [things.boxes], outputs.features.valid_sizes, [things.crowd])
     if step.has("rpn_match_full"):
         np.testing.assert_array_equal(match.numpy(), step.stored("rpn_match_full"))
     else:

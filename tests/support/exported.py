@@ -90,7 +90,7 @@ def eager(
     if not isinstance(net.net, PanopticNet):
         padded_size = (int(image.shape[2]), int(image.shape[3]))
         wanted = net.net.with_options(probabilities=True)
-        found = wanted._prediction(net.net.dense_part()(padded)[0], padded_size, (height, width))
+        found = wanted._prediction(net.net.dense(padded)[0], padded_size, (height, width))
         assert found.semantic is not None
         found = found.on_cpu()
         return {"classmap": torch.as_tensor(found.semantic), "probability": torch.as_tensor(found.maps["probability"])}

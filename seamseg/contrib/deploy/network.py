@@ -107,7 +107,7 @@ class DetectionExport(ExportNet):
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
-        dense = self.net.dense_part()(self.normalise(image, size))
+        dense = self.net.dense(self.normalise(image, size))
         padded_size: Any = (image.shape[2], image.shape[3])
         features = Features(dense.levels, padded_size, [padded_size], dense.semantic_logits)
         limit = torch.cat((size, size)).float()
@@ -214,7 +214,7 @@ class SemanticExport(ExportNet):
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
-        logits = self.net.dense_part()(self.normalise(image, size))
+        logits = self.net.dense(self.normalise(image, size))
         padded_size: Any = (image.shape[2], image.shape[3])
         classes = upsample_argmax(logits[0], padded_size, padded_size)
         pixels = functional.interpolate(logits.float(), size=padded_size, mode="bilinear", align_corners=False)[0]
@@ -264,16 +264,24 @@ class DenseExport(ExportNet):
     `1 x classes x h x w`; for kind semantic to `semantic_logits` alone.
     """
 
-    net: Network
+    net: PanopticNet | SemanticNet
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
-        return self.net.dense_names
+        if isinstance(self.net, SemanticNet):
+            return ("semantic_logits",)
+        fpn, semantic = self.net.body.fpn, ("semantic_logits",) * (self.net.sem_head is not None)
+        levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
+        return (*levels, "obj_logits", "bbx_logits", *semantic)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
-        return self.net.dense_outputs(self.normalise(image, size))
+        dense = self.net.dense(self.normalise(image, size))
+        if isinstance(dense, Tensor):
+            return (dense,)
+        semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
+        return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
 
 
 class ClassifierExport(ExportNet):
