@@ -31,13 +31,9 @@ class ChannelwiseActivation(nn.Module):
 
 
 class FoldedBlock(nn.Module):
-    """A residual block: the shortcut is added by its last convolution.
+    """A residual block: its last convolution adds the shortcut, and has the activation that follows the sum, if any.
 
-    Parameters
-    ----------
-    convs : convolutions in order; the last has the activation that follows the sum, if there is one
-    projection : convolution of the shortcut, without an activation; None if the shortcut is the input
-    first : norm of the input of a block that begins with one
+    The shortcut is the input without a `projection`. `first` is the norm of a block that begins with one.
     """
 
     def __init__(
@@ -78,15 +74,9 @@ class FoldedDenseModule(nn.Module):
 
 
 class FoldedDeepLab(nn.Module):
-    """A level's context, without the concatenation: its 1x1 convolution is a sum over the three branches.
+    """A level's context, without the concatenation: its 1x1 convolution, `joins`, is a sum over the three branches.
 
-    Parameters
-    ----------
-    local, wide : 3x3 convolutions with activation
-    context : 1x1 convolution before the average, without activation
-    activation, activation_param : applied after the average, and after the sum
-    joins : the 1x1 convolution cut into its three parts, the last with the activation
-    pooling_size : window of the average
+    `context` has no activation: it is `activation`, after the average. The last of the joins has that of the sum.
     """
 
     def __init__(
@@ -96,37 +86,29 @@ class FoldedDeepLab(nn.Module):
         context: FusedConv2d,
         joins: Sequence[FusedConv2d],
         pooling_size: tuple[int, int],
-        activation: str,
-        activation_param: float,
+        activation: tuple[str, float],
     ) -> None:
         super().__init__()
         self.local, self.wide, self.context = local, wide, context
         self.joins = nn.ModuleList(joins)
         self.pooling_size = pooling_size
         self.activation = activation
-        self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute what :class:`seamseg.models.heads.semantic.MiniDeepLab` does."""
         # an affine map commutes with the average and its padding
         context = box_filter_pool(self.context(x), self.pooling_size)
-        total = self.joins[0](activate(context, self.activation, self.activation_param))
+        total = self.joins[0](activate(context, *self.activation))
         total = self.joins[1](self.local(x), total)
         y: Tensor = self.joins[2](self.wide(x), total)
         return y
 
 
 class FoldedDeeplabV3(nn.Module):
-    """The head of DeepLabV3, without the concatenation: its reduction is a sum over the branches.
+    """The head of DeepLabV3, without the concatenation: its reduction, `joins`, is a sum over the branches.
 
-    Parameters
-    ----------
-    branches : the dilated convolutions, with activation
-    joins : the reduction cut into a 1x1 convolution a branch, the last with the activation that follows the sum
-    context : 1x1 convolution before the average, without activation
-    reduce_context : the reduction of the global branch, with the offset of the sum
-    pooling_size : window of the average, None for the mean of the map
-    pooled_activation : name and parameter of the activation after the average
+    `context` has no activation: it is `pooled_activation`, after the average. `reduce_context` has the offset of the
+    sum, the last of the joins its activation. Without `pooling_size` the average is the mean of the map.
     """
 
     def __init__(
@@ -162,10 +144,7 @@ class FoldedDeeplabV3(nn.Module):
 
 
 class FoldedSemanticHead(nn.Module):
-    """Class logits for every cell of the finest level in use.
-
-    The classifier is cut into a 1x1 convolution a level, the first with the bias.
-    """
+    """Class logits for every cell of the finest level; its classifier is a 1x1 convolution a level."""
 
     def __init__(self, output: Sequence[nn.Module], classifiers: Sequence[FusedConv2d], min_level: int) -> None:
         super().__init__()
@@ -221,10 +200,7 @@ class FoldedBoxBranch(nn.Module):
 class FoldedUpsampling(nn.Module):
     """A transposed convolution with its activation, whose windows do not overlap: a 1x1 convolution to all their cells.
 
-    Parameters
-    ----------
-    weight, bias : `I x O x side x side`, `O`; the stride is the side
-    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    From a weight `I x O x side x side` and a bias `O`; the stride is the side.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, activation: str, activation_param: float) -> None:

@@ -11,8 +11,8 @@ happens in float64.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -81,27 +81,19 @@ def fold_layers(net: Module) -> Module:
     kept = {part for module in folded.modules() if _is_foreign(module) for part in module.modules()}
     for parent in [module for module in folded.modules() if module not in kept]:
         for name, child in list(parent._modules.items()):
-            made = None if child is None or child in kept else _replacement(child)
+            fold = None if child in kept else _FOLDS.get(type(child))
+            made = None if fold is None else fold(child)
             if made is not None:
                 setattr(parent, name, made)
-    head = getattr(folded, "roi_head", None)
-    if is_plain(head, ROIHead) and head not in kept:
-        _fold_roi_head(head)
-    _fold_sequences([module for module in folded.modules() if module not in kept])
-    return folded
-
-
-def _fold_sequences(modules: Sequence[nn.Module]) -> None:
-    """Fold the norms of sequences into the layers before them; the others are replaced by a scale and an offset."""
-    sequences = [module for module in modules if type(module) in _SEQUENCES]
+    rest = [module for module in folded.modules() if module not in kept]
+    sequences = [module for module in rest if type(module) in _SEQUENCES]
     for sequence in sequences:
         _fold_pairs(sequence)
-    backbones = [module for module in modules if isinstance(module, Backbone)]
-    for module in (*sequences, *backbones):
+    for module in (*sequences, *(module for module in rest if isinstance(module, Backbone))):
         for name, child in list(module._modules.items()):
-            made = None if child is None else _channelwise(child)
-            if made is not None:
-                setattr(module, name, made)
+            if (norm := _channelwise(child)) is not None:
+                setattr(module, name, norm)
+    return folded
 
 
 def _is_foreign(module: nn.Module) -> bool:
@@ -110,21 +102,11 @@ def _is_foreign(module: nn.Module) -> bool:
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
-    """Return the folded network on a device, with a compute dtype; its predictions stay float32 or integers.
+    """Return a folded copy of a network on a device, with a compute dtype; its predictions stay float32 or integers.
 
-    A network that is not :attr:`Network.of_parts` stays as it is, and is moved.
-    In fp32 on a CPU, 3x3 convolutions are computed by Winograd's algorithm, see `seamseg/ops/winograd.py`.
-
-    Parameters
-    ----------
-    net : trained network, not changed
-    device : device to run on
-    precision : see :func:`choose_precision`
-
-    Raises
-    ------
-    InputError
-        as :func:`choose_precision`, or if a network trained for int8 is to compute in another precision than fp32
+    A network that is not :attr:`Network.of_parts` is moved only. In fp32 on a CPU, 3x3 convolutions are computed by
+    Winograd's algorithm, see `seamseg/ops/winograd.py`. InputError as of :func:`choose_precision`, or if a network
+    trained for int8 is to compute in another precision than fp32.
     """
     dtype = choose_precision(precision, device)
     if not net.of_parts:
@@ -150,10 +132,7 @@ def _use_winograd(net: nn.Module) -> None:
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:
     """Return the compute dtype: fp32, bf16, fp16 (GPU only), or auto: bf16 where it is faster than fp32.
 
-    Raises
-    ------
-    InputError
-        if the precision is unknown, or not available on this device
+    InputError if the precision is unknown, or not available on this device.
     """
     if precision == "auto":
         return torch.bfloat16 if bf16_is_fast(device) else torch.float32
@@ -164,22 +143,16 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[precision]
 
 
-def _replacement(module: nn.Module) -> nn.Module | None:
-    """Return the folded form of a module; None if it stays."""
-    folds: dict[type, Callable[[Any], nn.Module | None]] = {
-        ResidualBlock: _fold_block,
-        PreActivationBlock: _fold_preactivation,
-        DenseModule: _fold_dense,
-        SemanticHead: _fold_semantic,
-        DeeplabV3: _fold_deeplab_v3,
-        RPNHead: _fold_rpn,
-    }
-    fold = folds.get(type(module))
-    return None if fold is None or has_hooks(module) else fold(module)
+class _Affine(NamedTuple):
+    """A norm at inference, `act(x * scale + offset)`: scale and offset `C` (float64), name and parameter of `act`."""
+
+    scale: Tensor
+    offset: Tensor
+    activation: tuple[str, float]
 
 
-def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Return scale and offset `C` (float64) of the norm at inference; None if it is no such affine map."""
+def _affine(norm: object) -> _Affine | None:
+    """Return what a norm computes at inference; None if it is no such affine map."""
     if not is_plain(norm, ABN, InPlaceABN, InPlaceABNSync):
         return None
     # a module around it may keep it in training mode
@@ -191,7 +164,16 @@ def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
         gamma = gamma.abs() + norm.eps
     scale = gamma * invstd
     beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()
-    return scale, beta - mean * scale
+    return _Affine(scale, beta - mean * scale, (norm.activation, norm.activation_param))
+
+
+def _channelwise(norm: object) -> ChannelwiseActivation | None:
+    """Return a norm that no convolution precedes as a layer."""
+    affine = _affine(norm)
+    if affine is None:
+        return None
+    dtype = norm.running_mean.dtype  # type: ignore[attr-defined]
+    return ChannelwiseActivation(affine.scale.to(dtype), affine.offset.to(dtype), *affine.activation)
 
 
 def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
@@ -207,21 +189,19 @@ def _are_whole(*layers: nn.Module) -> bool:
     return all(_is_convolution(layer) and layer.groups == 1 for layer in layers)
 
 
-def _fuse(conv: nn.Module, norm: nn.Module) -> FusedConv2d | None:
+def _fuse(conv: object, norm: object) -> FusedConv2d | None:
     """Fuse convolution, norm and activation into one layer."""
     affine = _affine(norm)
     if affine is None or not _is_convolution(conv):
         return None
-    assert isinstance(norm, ABN)
-    weight, bias = _scaled(conv.weight, conv.bias, *affine)
-    return FusedConv2d(weight, bias, conv, norm.activation, norm.activation_param)
+    return FusedConv2d(*_scaled(conv.weight, conv.bias, affine), conv, *affine.activation)
 
 
-def _scaled(weight: Tensor, bias: Tensor | None, scale: Tensor, offset: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
+def _scaled(weight: Tensor, bias: Tensor | None, affine: _Affine, axis: int = 0) -> tuple[Tensor, Tensor]:
     shape = [1] * weight.dim()
     shape[axis] = -1
-    wide = weight.detach().double() * scale.view(shape)
-    total = offset if bias is None else offset + bias.detach().double() * scale
+    wide = weight.detach().double() * affine.scale.view(shape)
+    total = affine.offset if bias is None else affine.offset + bias.detach().double() * affine.scale
     return wide.to(weight.dtype), total.to(weight.dtype)
 
 
@@ -239,16 +219,14 @@ def _fold_pairs(sequence: nn.Module, rows: bool = False) -> None:
     """
     # with layers that occur twice
     for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
-        affine = None if layer is None or norm is None else _affine(norm)
+        affine = _affine(norm)
         if affine is None:
             continue
-        assert isinstance(norm, ABN) and layer is not None
         made: nn.Module | None = _fuse(layer, norm)
         if rows and is_plain(layer, nn.Linear):
-            made = FusedLinear(*_scaled(layer.weight, layer.bias, *affine), norm.activation, norm.activation_param)
+            made = FusedLinear(*_scaled(layer.weight, layer.bias, affine), *affine.activation)
         elif is_tiling(layer):
-            weight, bias = _scaled(layer.weight, layer.bias, *affine, axis=1)
-            made = FoldedUpsampling(weight, bias, norm.activation, norm.activation_param)
+            made = FoldedUpsampling(*_scaled(layer.weight, layer.bias, affine, axis=1), *affine.activation)
         if made is not None:
             setattr(sequence, name, made)
             setattr(sequence, norm_name, nn.Identity())
@@ -297,16 +275,6 @@ def _fold_dense(module: DenseModule) -> FoldedDenseModule | None:
     return FoldedDenseModule(norms, first, second)  # type: ignore[arg-type]
 
 
-def _channelwise(norm: nn.Module) -> ChannelwiseActivation | None:
-    affine = _affine(norm)
-    if affine is None:
-        return None
-    assert isinstance(norm, ABN)
-    dtype = norm.running_mean.dtype  # type: ignore[union-attr]
-    scale, offset = (t.to(dtype) for t in affine)
-    return ChannelwiseActivation(scale, offset, norm.activation, norm.activation_param)
-
-
 def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
     levels = [_fold_deeplab(module) for module in head.output if is_plain(module, MiniDeepLab)]
     made = [level for level in levels if level is not None]
@@ -318,30 +286,33 @@ def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
     return FoldedSemanticHead(made, classifiers, head.min_level)
 
 
+def _branches(convolutions: Iterable[Any], norm: _Affine) -> list[FusedConv2d]:
+    """Fuse convolutions with the norm of their concatenated maps, all of one width."""
+    made, start = [], 0
+    for conv in convolutions:
+        channels = slice(start, start + conv.out_channels)
+        part = norm._replace(scale=norm.scale[channels], offset=norm.offset[channels])
+        made.append(FusedConv2d(*_scaled(conv.weight, conv.bias, part), conv, *norm.activation))
+        start += conv.out_channels
+    return made
+
+
 def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
     first, last = _affine(module.bn1), _fuse(module.conv2, module.bn2)
-    convolutions = (module.conv1_3x3, module.conv1_dil, module.conv1_glb, module.conv2)
-    if first is None or last is None or not _are_whole(*convolutions):
+    convolutions = (module.conv1_3x3, module.conv1_dil, module.conv1_glb)
+    if first is None or last is None or not _are_whole(*convolutions, module.conv2):
         return None
-    norm = module.bn1
-    assert isinstance(norm, ABN)
-    activation, parameter = norm.activation, norm.activation_param
-    width = module.conv1_3x3.out_channels
-    branches = []
-    for i, conv in enumerate(convolutions[:3]):
-        channels = slice(i * width, (i + 1) * width)
-        weight, bias = _scaled(conv.weight, conv.bias, first[0][channels], first[1][channels])
-        # the activation of the third comes after its average
-        branches.append(FusedConv2d(weight, bias, conv, "identity" if i == 2 else activation, parameter))
-    local, wide, context = branches
-    parts = torch.split(last.weight, width, dim=1)
+    local, wide, context = _branches(convolutions, first)
+    # its activation comes after the average
+    context.activation = "identity"
+    parts = torch.split(last.weight, module.conv1_3x3.out_channels, dim=1)
     zeros = torch.zeros_like(last.bias)
     joins = [
         FusedConv2d(parts[2], zeros, module.conv2),
         FusedConv2d(parts[0], zeros, module.conv2),
         FusedConv2d(parts[1], last.bias, module.conv2, last.activation, last.activation_param),
     ]
-    return FoldedDeepLab(local, wide, context, joins, module.pooling_size, activation, parameter)
+    return FoldedDeepLab(local, wide, context, joins, module.pooling_size, first.activation)
 
 
 def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3 | None:
@@ -349,32 +320,21 @@ def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3 | None:
     others = (head.global_pooling_conv, head.red_conv, head.pool_red_conv)
     if first is None or pooled is None or last is None or not _are_whole(*head.map_convs, *others):
         return None
-    local_norm, pool_norm, last_norm = head.map_bn, head.global_pooling_bn, head.red_bn
-    assert isinstance(local_norm, ABN) and isinstance(pool_norm, ABN) and isinstance(last_norm, ABN)
-    width = head.hidden_channels
-    branches = []
-    for i, conv in enumerate(head.map_convs):
-        assert isinstance(conv, nn.Conv2d)
-        channels = slice(i * width, (i + 1) * width)
-        weight, bias = _scaled(conv.weight, None, first[0][channels], first[1][channels])
-        branches.append(FusedConv2d(weight, bias, conv, local_norm.activation, local_norm.activation_param))
-    weight, bias = _scaled(head.global_pooling_conv.weight, None, *pooled)
     # the activation comes after the average
-    context = FusedConv2d(weight, bias, head.global_pooling_conv, "identity")
-    reduce_context, offset = _scaled(head.pool_red_conv.weight, None, *last)
-    reduced, _ = _scaled(head.red_conv.weight, None, *last)
-    zeros = torch.zeros_like(offset)
-    parts = torch.split(reduced, width, dim=1)
+    context = FusedConv2d(*_scaled(head.global_pooling_conv.weight, None, pooled), head.global_pooling_conv)
+    reduce_context, offset = _scaled(head.pool_red_conv.weight, None, last)
+    reduced, _ = _scaled(head.red_conv.weight, None, last)
     # the offset is that of the sum: it is added once, by the context
-    joins = [FusedConv2d(part, zeros, head.red_conv) for part in parts]
-    joins[-1].activation, joins[-1].activation_param = last_norm.activation, last_norm.activation_param
+    zeros = torch.zeros_like(offset)
+    joins = [FusedConv2d(part, zeros, head.red_conv) for part in torch.split(reduced, head.hidden_channels, dim=1)]
+    joins[-1].activation, joins[-1].activation_param = last.activation
     return FoldedDeeplabV3(
-        branches,
+        _branches(head.map_convs, first),
         joins,
         context,
         FusedConv2d(reduce_context, offset, head.pool_red_conv),
         head.pooling_size,
-        (pool_norm.activation, pool_norm.activation_param),
+        pooled.activation,
     )
 
 
@@ -389,6 +349,7 @@ def _fold_rpn(head: RPNHead) -> FoldedRPNHead | None:
 
 
 def _fold_roi_head(head: ROIHead) -> None:
+    """Fold the box branch in place; the mask branch is folded as a sequence."""
     if is_plain(head.fc, NormSequential):
         _fold_pairs(head.fc, rows=True)
     layers = list(head.fc.children())
@@ -404,3 +365,15 @@ def _fold_roi_head(head: ROIHead) -> None:
         layer = head.get_submodule(name)
         if is_plain(layer, nn.Linear) and layer.bias is not None:
             setattr(head, name, FusedLinear(layer.weight, layer.bias))
+
+
+_FOLDS: dict[type, Callable[[Any], nn.Module | None]] = {
+    ResidualBlock: _fold_block,
+    PreActivationBlock: _fold_preactivation,
+    DenseModule: _fold_dense,
+    SemanticHead: _fold_semantic,
+    DeeplabV3: _fold_deeplab_v3,
+    RPNHead: _fold_rpn,
+    ROIHead: _fold_roi_head,
+}
+"""Functions that return the folded form of a module; None if it stays, or was changed in place."""

@@ -6,7 +6,7 @@ of its convolutions and linear layers are rounded to 8 bits. The layers of :data
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard, TypeVar
 
@@ -46,14 +46,9 @@ _Layer = FusedConv2d | FusedLinear | nn.Conv2d | nn.Linear
 
 
 class QuantisedLayer(nn.Module):
-    """A trainable layer with its activation, and the places where values are rounded.
+    """A trainable copy of a layer with its activation, and the places where values are rounded if it is `quantised`.
 
-    Parameters
-    ----------
-    layer : layer whose weight, bias and activation are copied
-    quantised : False leaves the layer in float
-    float_input : the input is not rounded yet
-    residual : another map is added to the output
+    With `float_input` its input is not rounded yet; with `residual` another map is added to its output.
     """
 
     def __init__(self, layer: _Layer, quantised: bool, float_input: bool = False, residual: bool = False) -> None:
@@ -90,7 +85,7 @@ class QuantisedLayer(nn.Module):
 
 
 class QuantisedConv2d(QuantisedLayer):
-    """The counterpart of :class:`seamseg.ops.fused.FusedConv2d`; parameters as of the base.
+    """The counterpart of :class:`seamseg.ops.fused.FusedConv2d`.
 
     `further_levels` are the places after it and its activation on all levels but the first: values differ there.
     """
@@ -120,7 +115,7 @@ class QuantisedConv2d(QuantisedLayer):
 
 
 class QuantisedLinear(QuantisedLayer):
-    """The counterpart of :class:`seamseg.ops.fused.FusedLinear`; parameters as of the base."""
+    """The counterpart of :class:`seamseg.ops.fused.FusedLinear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `K x I` to `K x O`."""
@@ -142,22 +137,21 @@ class QuantisedChannelwise(ChannelwiseActivation):
 
 
 def quantised(folded: Module) -> Module:
-    """Make a folded network trainable, with simulated int8 arithmetic; the names of weights and biases stay.
+    """Change the result of :func:`seamseg.models.folding.fold_layers` in place to simulate int8 arithmetic.
 
-    Parameters
-    ----------
-    folded : result of :func:`seamseg.models.folding.fold_layers`, changed in place. All its norms are folded
-
-    Returns
-    -------
-    the network in training mode, of which all weights get gradients; :func:`choosing_ranges` chooses the ranges
+    All its norms must be folded. The names of weights and biases stay, all of which get gradients. The network is in
+    training mode, and :func:`choosing_ranges` chooses its ranges.
     """
-    made = {}
+    made: dict[str, nn.Module] = {}
     for name, layer, float_input, residual in _layers(folded):
-        in_float = any(part in f"net.{name}." for part in FLOAT_LAYERS)
+        rounded = not any(part in f"net.{name}." for part in FLOAT_LAYERS)
         # the heads read the weights of plain ones
-        if not in_float or type(layer) in (FusedConv2d, FusedLinear):
-            made[name] = _make(layer, not in_float, float_input, residual)
+        if not rounded and type(layer) not in (FusedConv2d, FusedLinear):
+            continue
+        if isinstance(layer, (FusedLinear, nn.Linear)):
+            made[name] = QuantisedLinear(layer, rounded, float_input)
+        else:
+            made[name] = QuantisedConv2d(layer, rounded, float_input, residual)
     for name, module in folded.named_modules():
         if isinstance(module, ChannelwiseActivation):
             made[name] = QuantisedChannelwise(module)
@@ -197,7 +191,9 @@ def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
             residuals += list(module.joins)
         elif isinstance(module, ROIHead):
             # after ROI sampling
-            float_inputs += _first_layers(module)
+            branch: nn.Module = module.fc
+            assert isinstance(branch, FoldedBoxBranch)
+            float_inputs += [branch.first, module.conv[0]] if module.with_masks else [branch.first]
     for name, layer in layers.items():
         yield name, layer, any(layer is one for one in float_inputs), any(layer is one for one in residuals)
 
@@ -209,28 +205,12 @@ def _is_known(layer: nn.Module) -> TypeGuard[_Layer]:
     return "weight" in layer._parameters and getattr(layer, "padding_mode", "zeros") == "zeros"
 
 
-def _first_layers(head: ROIHead) -> Sequence[nn.Module]:
-    branch: nn.Module = head.fc
-    assert isinstance(branch, FoldedBoxBranch)
-    return [branch.first, head.conv[0]] if head.with_masks else [branch.first]
-
-
-def _make(layer: _Layer, quantised: bool, float_input: bool, residual: bool) -> nn.Module:
-    if isinstance(layer, (FusedLinear, nn.Linear)):
-        return QuantisedLinear(layer, quantised, float_input)
-    return QuantisedConv2d(layer, quantised, float_input, residual)
-
-
 @contextmanager
 def choosing_ranges(net: nn.Module) -> Iterator[None]:
     """Choose the ranges of a network from :func:`quantised` by the values that it computes inside a `with` block.
 
-    It computes in float there, best in evaluation mode. Each range has the least mean square error.
-
-    Raises
-    ------
-    InputError
-        if some layer was not used
+    It computes in float there, best in evaluation mode. Each range has the least mean square error. InputError if some
+    layer was not used.
     """
     places = {name: module for name, module in net.named_modules() if isinstance(module, FakeQuantise)}
     for place in places.values():

@@ -36,19 +36,7 @@ class ROIExtractor:
         return level.clamp(first, first + self.config.fpn_levels - 1).long()
 
     def __call__(self, levels: Sequence[Tensor], boxes: Tensor, index: Tensor, padded_size: tuple[int, int]) -> Tensor:
-        """Sample the features of boxes.
-
-        Parameters
-        ----------
-        levels : all levels of the pyramid, `N x C x h x w`, finest first
-        boxes : `K x 4`
-        index : int64 `K`, the image of each box
-        padded_size : `(height, width)` of the padded images the levels come from
-
-        Returns
-        -------
-        `K x C x roi_size`
-        """
+        """Sample the features `K x C x roi_size` of boxes `K x 4` on images `index` from all levels of the pyramid."""
         first = self.config.fpn_min_level
         used = list(levels[first : first + self.config.fpn_levels])
         return roi_features(used, boxes, index, self.level_of(boxes) - first, padded_size, self.config.roi_size)
@@ -158,11 +146,10 @@ def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:
 
 @dataclass(frozen=True)
 class ROIOutputs:
-    """The ROI head on the sampled proposals.
+    """The ROI head on the samples of each image, None for an image without any: M in all images, P of them leading.
 
-    samples: samples of each image, None for an image without any; M in all images, P of them leading, 0 if no image has
-    any. cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading
-    ones, None without a mask branch.
+    cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading ones,
+    None without a mask branch.
     """
 
     samples: list[ROISample | None]
@@ -173,13 +160,7 @@ class ROIOutputs:
     def losses(self, things: Sequence[Things], masks: PackedSequence, config: Roi) -> Terms:
         """Compute `roi_cls_loss`, `roi_bbx_loss` and `roi_msk_loss`, each with its count (docs/contract.md, section 4).
 
-        They are 0, with a count and gradients of 0, if the head ran on zero rows.
-
-        Parameters
-        ----------
-        things : ground truth of each image
-        masks : id map `L x H x W` of each image; not used without a mask branch
-        config : the section `[roi]`
+        They are 0, with a count and gradients of 0, if the head ran on zero rows. `masks` are id maps `L x H x W`.
         """
         if all(sample is None for sample in self.samples):
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
@@ -227,20 +208,13 @@ def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None
 
 
 def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the sum of the errors of the codes of positives, per sample.
-
-    Parameters
-    ----------
-    errors : smooth L1 errors of the codes of the true class, `M x 4`
-    labels : int64 `M`, 0 = background
-    weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
-    """
+    """Compute the sum of the smooth L1 errors `M x 4` of positives, whose weight is 1, over all samples."""
     loss = torch.where((labels > 0)[:, None], errors, 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
 
 
 def of_class(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the outputs `M x ...` of the true class from `M x things x ...`; those of the first for background."""
+    """Return the outputs `M x ...` of the true class from `M x things x ...`; of the first class for background."""
     rows = torch.arange(labels.shape[0], device=labels.device)
     return logits[rows, (labels - 1).clamp(min=0)].float()
 
@@ -248,11 +222,7 @@ def of_class(logits: Tensor, labels: Tensor) -> Tensor:
 def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the mean binary cross-entropy of the mask of the true class over pixels not ignored, and their number.
 
-    Parameters
-    ----------
-    msk_logits : `P x things x h x w`
-    labels : int64 `P`; of background (0) all pixels are ignored
-    targets : `P x h x w` from :func:`seamseg.models.heads.roi_targets.mask_targets`
+    From logits `P x things x h x w`, labels `P` and `P x h x w` of :func:`mask_targets`.
     """
     counts = (targets != IGNORED_PIXEL).float()
     logits = of_class(msk_logits, labels)

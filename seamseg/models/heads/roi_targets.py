@@ -51,12 +51,9 @@ class _Candidates(NamedTuple):
 class ProposalMatcher:
     """Match proposals with ground-truth boxes and sample some of them (docs/contract.md, section 4 "ROI targets").
 
-    Parameters
-    ----------
-    config : the section `[roi]`. With `fixed_samples` there are always `num_samples` rows, sampled on the device, so
-        that the host does not wait for a count. Where there are too few candidates, rows of weight 0 repeat them; all
-        rows of an image without ground truth have weight 0, unless `sample_empty_images`
-    permutation : random permutation of n numbers, int64 `n`; not used with `fixed_samples`
+    With `fixed_samples` there are always `num_samples` rows, sampled on the device, so that the host does not wait for
+    a count. Where there are too few candidates, rows of weight 0 repeat them; all rows of an image without ground truth
+    have weight 0, unless `sample_empty_images`.
     """
 
     config: Roi
@@ -66,20 +63,10 @@ class ProposalMatcher:
     def batch(
         self, proposals: Sequence[Tensor | None], boxes: Sequence[Tensor | None], crowds: Sequence[Tensor | None]
     ) -> list[ROISample | None]:
-        """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
+        """Match and sample the proposals `K x 4` of each image; its ground-truth boxes `G x 4` count as proposals too.
 
-        On a GPU the host waits once, not at all with `fixed_samples`.
-
-        Parameters
-        ----------
-        proposals : `K x 4` or None; rows of NaN are padding
-        boxes : ground-truth boxes `G x 4` or None
-        crowds : mask or boxes as for :func:`seamseg.ops.boxes.crowd_fraction`; None for an image without crowd
-
-        Returns
-        -------
-        samples of each image, positives first; None for an image without any, with `fixed_samples` only for one without
-        boxes and without proposals
+        Proposals of NaN are padding; `crowds` as for :func:`seamseg.ops.boxes.crowd_fraction`. None for an image
+        without samples, with `fixed_samples` only for one without boxes and without proposals.
         """
         images = [self._candidates(*image) for image in zip(proposals, boxes, crowds, strict=True)]
         if self.config.fixed_samples:
@@ -173,18 +160,9 @@ def labels_of(match: Tensor, classes: Tensor) -> Tensor:
 def box_targets(
     samples: Tensor, boxes: Tensor | None, match: Tensor, weights: tuple[float, ...] | None = None
 ) -> Tensor:
-    """Compute the target box codes of samples, proposals or anchors.
+    """Return the box codes `M x 4` of samples, proposals or anchors; arbitrary for one without a match.
 
-    Parameters
-    ----------
-    samples : `M x 4`
-    boxes : ground-truth boxes `G x 4` or None
-    match : int64 `M`, index of the ground-truth box; negative for none
-    weights : factors of the four numbers of a code; None for 1
-
-    Returns
-    -------
-    `M x 4`; arbitrary for a sample without a match
+    `match` (int64 `M`) are the indices of the ground-truth boxes, `weights` the factors of the four numbers of a code.
     """
     if boxes is None or boxes.shape[0] == 0:
         return torch.zeros_like(samples)
@@ -198,20 +176,10 @@ def box_targets(
 def mask_targets(
     samples: Tensor, match: Tensor, ids: Tensor, masks: Tensor, size: tuple[int, int], void_is_background: bool
 ) -> Tensor:
-    """Compute the target masks of samples, by nearest sampling of the id map inside the box of the sample.
+    """Sample the id map `L x H x W` inside of samples `M x 4`: float32 `M x size` of 1, 0 or :data:`IGNORED_PIXEL`.
 
-    Parameters
-    ----------
-    samples : `M x 4`
-    match : int64 `M` from :class:`ProposalMatcher`
-    ids : int64 `G`, the instance id of each ground-truth box
-    masks : id map `L x H x W` of L layers, 0 void
-    size : `(height, width)` of a target
-    void_is_background : whether void pixels are background; they are ignored otherwise
-
-    Returns
-    -------
-    float32 `M x size`: 1, 0, or :data:`IGNORED_PIXEL`, the value of all pixels of a sample without a match
+    `ids` (int64 `G`) are the instances of the ground-truth boxes. All pixels of a sample without a match are ignored,
+    and void ones unless `void_is_background`.
     """
     if ids.shape[0] == 0:
         return samples.new_full((samples.shape[0], *size), IGNORED_PIXEL, dtype=torch.float32)
@@ -240,10 +208,9 @@ class Things:
 
     @staticmethod
     def of(batch: Batch, num_stuff: int, crowd_boxes: bool = False) -> list[Things]:
-        """Return the things of each image of a batch; `num_stuff` is the class of the first thing.
+        """Return the things of each image of a batch, whose class is at least `num_stuff`.
 
-        With `crowd_boxes` crowds are boxes, and the batch needs no masks. With a batch on a GPU that has no
-        `target_info` the host waits for the GPU.
+        With `crowd_boxes` crowds are boxes, and the batch needs no masks. Without `target_info` the host waits.
         """
         target_info = batch.with_target_info().target_info
         assert target_info is not None

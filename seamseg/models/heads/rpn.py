@@ -26,19 +26,12 @@ Sizes: TypeAlias = Sequence[tuple[int, int]]
 
 
 class AnchorGenerator:
-    """All anchors of a pyramid (docs/contract.md, section 4 "Anchors").
-
-    Parameters
-    ----------
-    config : the section `[rpn]`
-    strides : pixels of the image between the cells of each level that has anchors
-    """
+    """All anchors of levels with the given strides, in pixels (docs/contract.md, section 4 "Anchors")."""
 
     def __init__(self, config: Rpn, strides: Sequence[int]) -> None:
         self.config = config
         self.strides = tuple(stride * config.stride for stride in strides)
         self._cache: dict[tuple[tuple[tuple[int, int], ...], str], Tensor] = {}
-        self._cells_of: dict[torch.device, list[Tensor]] = {}
 
     def cell_anchors(self, stride: int) -> Tensor:
         """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
@@ -62,19 +55,11 @@ class AnchorGenerator:
                 self._cache.clear()
             # cached for later calls, which may be outside of inference mode
             with torch.inference_mode(False):
-                cells = self._cells(torch.device(device))
+                # rounded to float32 before they are shifted
+                cells = [upload(self.cell_anchors(stride).float(), torch.device(device)) for stride in self.strides]
                 anchors = torch.cat([self.level_anchors(*level) for level in zip(self.strides, shapes, cells)])
             self._cache[key] = anchors
         return anchors
-
-    def _cells(self, device: torch.device) -> list[Tensor]:
-        """Return the anchors of the first cell of each level, rounded to float32 before they are shifted.
-
-        They are cached, as the host would wait for their copy to the device with each new size of images.
-        """
-        if device not in self._cells_of:
-            self._cells_of[device] = [self.cell_anchors(stride).float().to(device) for stride in self.strides]
-        return self._cells_of[device]
 
     def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
         """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
@@ -133,11 +118,8 @@ IGNORED = -2
 class AnchorMatcher:
     """Match anchors with ground-truth boxes and sample some of them (docs/contract.md, section 4 "RPN targets").
 
-    Parameters
-    ----------
-    config : the section `[rpn]`
-    fixed : sample on the device, with its generator, so that the host does not wait for a count. The default samples
-        on the host, with torch's global generator, as the original does
+    If `fixed`, the device samples with its generator, and the host does not wait for a count; otherwise the host, with
+    torch's global generator, as the original does.
     """
 
     config: Rpn
@@ -147,18 +129,9 @@ class AnchorMatcher:
     def batch(
         self, anchors: Tensor, boxes: Sequence[Tensor | None], valid_sizes: Sizes, crowds: Sequence[Tensor | None]
     ) -> Tensor:
-        """Match and sample the anchors of each image; on a GPU the host waits once, not at all if `fixed`.
+        """Return the ground-truth box of each anchor, :data:`BACKGROUND` or :data:`IGNORED`, int64 `N x A`.
 
-        Parameters
-        ----------
-        anchors : `A x 4`
-        boxes : ground-truth boxes `G x 4`, None for an image without any
-        valid_sizes : `(height, width)` of each image without its padding
-        crowds : mask or boxes as for :func:`seamseg.ops.boxes.crowd_fraction`; None for an image without crowd
-
-        Returns
-        -------
-        int64 `N x A`: index of the ground-truth box, :data:`BACKGROUND` or :data:`IGNORED`
+        `anchors` are `A x 4`, `boxes` `G x 4` of each image; `crowds` as for :func:`seamseg.ops.boxes.crowd_fraction`.
         """
         matches = torch.stack([self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowds, strict=True)])
         return self._sample_fixed(matches) if self.fixed else self._sample(matches)
@@ -229,10 +202,7 @@ class ProposalGenerator:
     def __call__(
         self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> PackedSequence:
-        """Return the proposals of each image, boxes `K x 4` by decreasing score, or None.
-
-        On a GPU the host waits for their numbers, once for all images. Arguments as of :meth:`padded`.
-        """
+        """Return the proposals `K x 4` of each image by decreasing score, or None; the host waits for their numbers."""
         boxes, counts = self.padded(obj_logits, bbx_logits, anchors, valid_sizes, training)
         return PackedSequence([rows[:count] if count > 0 else None for rows, count in zip(boxes, counts.tolist())])
 
@@ -242,18 +212,8 @@ class ProposalGenerator:
     ) -> tuple[Tensor, Tensor]:
         """Choose the proposals of each image, in tensors whose shapes do not depend on their number.
 
-        Parameters
-        ----------
-        obj_logits : `N x A`
-        bbx_logits : box codes `N x A x 4`
-        anchors : `A x 4`
-        valid_sizes : `(height, width)` of each image without its padding
-        training : which counts apply
-
-        Returns
-        -------
-        boxes : `N x K x 4`, those of an image by decreasing score, then NaN; K is the largest possible number
-        counts : int64 `N`, the proposals of each image
+        From logits `N x A`, box codes `N x A x 4` and anchors `A x 4` to boxes `N x K x 4`, by decreasing score, then
+        NaN, K the largest possible number, and the number of proposals of each image, int64 `N`.
         """
         count = self.config.num_pre_nms_train if training else self.config.num_pre_nms_val
         candidates = [
@@ -284,18 +244,12 @@ class ProposalGenerator:
         anchors: Tensor,
         clip: Callable[[Tensor], Tensor],
         count: int,
-        best: Callable[[Tensor, int], Tensor] | None = None,
+        best: Callable[[Tensor, int], Tensor] = best_scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what NMS chooses from in an image: boxes and scores, by decreasing score, and which are large enough.
 
-        Parameters
-        ----------
-        scores, codes, anchors : `A`, `A x 4` and `A x 4`
-        clip : moves the corners of boxes into the image
-        count : number of candidates; all if it is not positive or larger than A
-        best : chooses them; None for :func:`best_scores`
+        All anchors are candidates if `count` is not positive. `clip` moves the corners of boxes into the image.
         """
-        best = best or best_scores
         if self.config.min_size <= 0:
             # nothing is dropped for its size, so only the best need decoding
             chosen = best(scores, count)
@@ -317,23 +271,11 @@ def rpn_losses(
     sigma: float,
     limit: int | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Compute `obj_loss` and `bbx_loss`, each with its count (docs/contract.md, section 4 "RPN targets").
+    """Compute `obj_loss` and `bbx_loss`, sums over their count, the sampled anchors (docs/contract.md, section 4).
 
-    Parameters
-    ----------
-    obj_logits, bbx_logits : `N x A` and `N x A x 4`
-    anchors : `A x 4`
-    matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
-    boxes : ground-truth boxes `G x 4` of each image, None for an image without any
-    sigma : `1/sigma²` is the difference from which the smooth L1 loss is linear
-    limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
-
-    Returns
-    -------
-    obj_loss : binary cross-entropy summed over the sampled anchors, over their number, the count (int64)
-    bbx_loss : loss of the boxes summed over the positive anchors, over the same number
-
-    Both losses are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
+    `matches` are from :meth:`AnchorMatcher.batch`, `boxes` the ground truth `G x 4` of each image, `limit` the largest
+    number of sampled anchors of an image. Both losses are 0, with a graph, when nothing is sampled: all ranks of a
+    training run the same backward pass.
     """
     rows, counts = first_true(matches >= BACKGROUND, min(limit or matches.shape[1], matches.shape[1]))
     image = torch.arange(matches.shape[0], device=matches.device)[:, None]

@@ -7,33 +7,12 @@ from torch import Tensor
 
 
 def nth_true(mask: Tensor, ranks: Tensor) -> Tensor:
-    """Return the indices of the True entries of the given ranks.
-
-    Parameters
-    ----------
-    mask : bool `A`
-    ranks : int64 `K`, 0 for the first True
-
-    Returns
-    -------
-    int64 `K`; A for a rank beyond the last True
-    """
+    """Return the indices, int64 `K`, of the True entries of a mask `A` with these ranks `K`, 0 for the first."""
     return torch.searchsorted(mask.cumsum(0), ranks + 1)
 
 
 def first_true(masks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of the first True entries of each row.
-
-    Parameters
-    ----------
-    masks : bool `N x A`
-    count : number of entries of a row
-
-    Returns
-    -------
-    index : int64 `N x count`, increasing; 0 where there are fewer
-    exists : bool `N x count`
-    """
+    """Return the increasing indices `N x count` of the first True entries of rows `N x A`, and which of them exist."""
     ranks = torch.arange(1, count + 1, device=masks.device).expand(masks.shape[0], count).contiguous()
     index = torch.searchsorted(masks.cumsum(1), ranks)
     exists = index < masks.shape[1]
@@ -48,17 +27,7 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
 
 def random_subset(chosen: Tensor, count: int) -> Tensor:
-    """Sample from the True entries uniformly, without replacement, with torch's generator of the device.
-
-    Parameters
-    ----------
-    chosen : bool `... x A`
-    count : size of the sample; all entries if there are fewer
-
-    Returns
-    -------
-    bool `... x A`, True on the sample
-    """
+    """Return at most `count` of the True entries of a mask `... x A`, at random by the generator of the device."""
     keys = torch.where(chosen, torch.rand(chosen.shape, device=chosen.device), -1.0)
     best = keys.topk(min(count, chosen.shape[-1]), sorted=False)
     return torch.zeros_like(chosen).scatter(-1, best.indices, best.values >= 0)
@@ -67,11 +36,8 @@ def random_subset(chosen: Tensor, count: int) -> Tensor:
 def rank_samples(positive: Tensor, negative: Tensor, most_positive: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sample from positives and negatives, bool `... x A`, with torch's generator of the device.
 
-    Returns
-    -------
-    positive : bool `... x A`, True on the positives of the sample, at most `most_positive`
-    order : int64 `... x K`, K = min(`number`, A): these positives, negatives in a random order, then what is neither
-    exists : bool `... x K`, False for what is neither
+    Return the positives of the sample, `... x A`, at most `most_positive`; the indices `... x K`, K = min(`number`, A),
+    of these, of negatives in a random order, and of what is neither; and which are not neither, bool `... x K`.
     """
     positive = random_subset(positive, most_positive)
     # the number of negatives differs from image to image: rank them instead of counting
@@ -93,13 +59,9 @@ def best_scores(scores: Tensor, count: int) -> Tensor:
 
 
 def rows_of_groups(group: Tensor, groups: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of each group 0 to `groups - 1` in `group` (int64 `A`), in their order, at most `most`.
+    """Return the rows of each group 0 to `groups - 1` in `group` (int64 `A`), in their order, `groups x most`.
 
-    Returns
-    -------
-    rows : int64 `groups x most`; arbitrary after the last row of a group
-    exists : bool `groups x most`
-    counts : int64 `groups`, not limited
+    Also which of them exist, and the number of rows of each group, which is not limited.
     """
     order = torch.argsort(group, stable=True)
     stops = torch.searchsorted(group[order], torch.arange(groups, device=group.device), right=True)

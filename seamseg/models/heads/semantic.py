@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,7 @@ from seamseg.utils.errors import SeamsegError
 class MiniDeepLab(nn.Module):
     """Local, wide and nearly global context of one level (docs/contract.md, section 3 "Semantic head").
 
-    Parameters
-    ----------
-    config : the section `[sem]`; the window of the average, `pooling_size`, is clipped to the map
-    in_channels : channels of the level
-    norm : factory of norm + activation layers
+    The window of the average, `pooling_size`, is clipped to the map.
     """
 
     def __init__(self, config: Sem, in_channels: int, norm: NormFactory) -> None:
@@ -93,16 +89,9 @@ class SemanticHead(nn.Module):
 
 
 def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:
-    """Compute the target class of every pixel.
+    """Return the class of each pixel, int64 `H x W`: of the first layer of the id map `L x H x W` that is not void.
 
-    Parameters
-    ----------
-    masks : id map `L x H x W` of L layers, 0 void
-    categories : int64, the class of each id; entry 0 is void
-
-    Returns
-    -------
-    int64 `H x W`: the class of the first layer that is not void there, 255 where all are
+    `categories` (int64) are the classes of the ids, 255 for void.
     """
     target = categories[masks[0]]
     for layer in masks[1:]:
@@ -145,20 +134,13 @@ def cross_entropy(image: SemanticImage, keys: Sem) -> Tensor:
     return upsample_ohem_loss(image.logits, image.padded_size, (height, width), image.target, keys.ohem)
 
 
-def semantic_loss(
-    logits: Tensor,
-    padded_size: tuple[int, int],
-    targets: Sequence[Tensor],
-    loss: Callable[[SemanticImage], Tensor],
-) -> Tensor:
+ImageLoss: TypeAlias = Callable[[SemanticImage], Tensor]
+
+
+def semantic_loss(logits: Tensor, padded_size: tuple[int, int], targets: Sequence[Tensor], loss: ImageLoss) -> Tensor:
     """Compute the mean over images of their losses (docs/contract.md, section 4 "Semantic").
 
-    Parameters
-    ----------
-    logits : `N x classes x h x w`
-    padded_size : `(height, width)` to which the logits are upsampled
-    targets : classes of each image, int64 `H x W` of its valid size, 255 void
-    loss : function that returns the loss of one image
+    From logits `N x classes x h x w`, the size to which they are upsampled, and the classes `H x W` of each image.
     """
     # which pixels are the hardest depends on small differences: full precision, also under autocast
     with torch.autocast(logits.device.type, enabled=False):
@@ -168,22 +150,15 @@ def semantic_loss(
 
 @dataclass(frozen=True)
 class SemanticLoss:
-    """The loss `[sem] loss` of semantic logits, see :func:`semantic_loss`.
-
-    Parameters
-    ----------
-    config : the configuration
-    """
+    """The loss `[sem] loss` of semantic logits, see :func:`semantic_loss`."""
 
     config: Config
 
     @cached_property
-    def image_loss(self) -> Callable[[SemanticImage], Tensor]:
+    def image_loss(self) -> ImageLoss:
         """The loss of one image."""
         component, keys = self.config.component("loss")
-        if component.built_in:
-            return partial(component.make, keys=keys)
-        return partial(_custom_image_loss, component, keys)
+        return partial(component.make, keys=keys) if component.built_in else partial(_custom_loss, component, keys)
 
     def __call__(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> Terms:
         """Return `sem_loss` of logits `N x classes x h x w`, and the number of images with ground truth."""
@@ -196,7 +171,7 @@ class SemanticLoss:
         return {"sem_loss": (loss, len(classes))}
 
 
-def _custom_image_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
+def _custom_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
     """Call the function of a user; SeamsegError if it does not return the loss of an image."""
     with named_errors(component.section, component.module):
         loss: Tensor = component.make(image, keys)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.networks import tiny_config, toy_batch
 
-from seamseg.models.heads.semantic import SemanticLoss, _custom_image_loss
+from seamseg.models.heads.semantic import SemanticLoss, _custom_loss
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import SeamsegError
 
@@ -48,7 +48,7 @@ def test_what_a_loss_of_the_user_returns(made, problem):
     """It is passed on, or the error says what it is."""
     own = SimpleNamespace(section="loss mine", module=__name__, file="mine.py", make=lambda image, keys: made)
     if not problem:
-        assert _custom_image_loss(own, None, None) is made
+        assert _custom_loss(own, None, None) is made
         return
     with pytest.raises(SeamsegError, match=rf"^loss mine \(mine\.py\): must return {problem}$"):
-        _custom_image_loss(own, None, None)
+        _custom_loss(own, None, None)
