@@ -51,10 +51,7 @@ def fuse_plainly(
     overlap_threshold: float = 0.5,
     min_stuff_area: int = 4096,
 ) -> FusedMap:
-    """Compute :func:`fuse` of a prediction with masks as the paper describes it, with masks of the whole image.
-
-    The fast forms are tested against it.
-    """
+    """Compute :func:`fuse` as the paper describes it, with masks of the whole image: the oracle of its tests."""
     p = prediction.on_cpu()
     masks = np.zeros((0, 1, 1), np.float32) if p.mask_logits is None else sigmoid(p.mask_logits)
     ids = np.zeros(p.size, np.int32)
@@ -83,15 +80,6 @@ def fuse_plainly(
         scores.append(1.0)
         iscrowd.append(category >= num_stuff)
     return FusedMap(ids, categories, scores, iscrowd)
-
-
-class _Merged(NamedTuple):
-    """Ids, whether each detection got one, the classes that did, and areas and boxes of at least all ids if known."""
-
-    ids: np.ndarray
-    pasted: np.ndarray
-    classes: np.ndarray
-    measured: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def fuse(
@@ -149,6 +137,15 @@ def fuse(
     if measured is not None:
         measured = measured[0][: len(categories)], measured[1][: len(categories)]
     return FusedMap(merged.ids, categories, scores, iscrowd, measured)
+
+
+class _Merged(NamedTuple):
+    """Ids, whether each detection got one, the classes that did, and areas and boxes of at least all ids if known."""
+
+    ids: np.ndarray
+    pasted: np.ndarray
+    classes: np.ndarray
+    measured: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def _merge_arrays(chosen: ArrayPrediction, overlap_threshold: float, min_stuff_area: int) -> _Merged:
@@ -258,23 +255,11 @@ def merge_queries(
 ) -> FusedMap:
     """Merge masks of queries as the paper does: every pixel belongs to at most one segment, at the size of the image.
 
-    Masks are resized as logits: to the padded input, whose valid part is resized to the image. A pixel belongs to the
-    query with the best score x probability, the first of equals, and is void if that probability is below .5. All
-    queries of a stuff class are one segment. Segments are in the order of the queries.
-
-    Parameters
-    ----------
-    queries : queries of one image
-    size : `(height, width)` of the valid part of the network's input
-    native_size : `(height, width)` of the image
-    num_stuff : stuff classes, which come before the things
-    score_threshold : queries must score above
-    overlap_threshold : a query is dropped, and its pixels are void, if the pixels where it is the best are less than
-        this fraction of those where its probability is at least .5
-
-    Returns
-    -------
-    FusedMap
+    Masks are resized as logits: to the padded input, whose valid part, of this size, is resized to the image. Queries
+    must score above `score_threshold`. A pixel belongs to the query with the best score x probability, the first of
+    equals, and is void if that probability is below .5. A query is dropped, and its pixels are void, if the pixels
+    where it is the best are less than the fraction `overlap_threshold` of those where its probability is at least .5.
+    All queries of a stuff class are one segment. Segments are in the order of the queries.
     """
     kept = np.flatnonzero(queries.scores > score_threshold)
     found = best_masks(queries.mask_logits[kept], queries.scores[kept], queries.padded_size, size, native_size)

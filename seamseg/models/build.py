@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,22 +36,11 @@ from seamseg.utils.errors import InputError
 
 
 def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
-    """Build the network of a configuration, with random weights, in training mode.
+    """Build the network of a configuration and the classes of a data set, with random weights, in training mode.
 
-    Parameters
-    ----------
-    config : configuration of any kind: instance segmentation networks have no semantic head, detection networks no mask
-        branch either. With `[general] qat` the network is one of :mod:`seamseg.models.quantised`, without ranges
-    num_stuff, num_thing : classes of the data set
-
-    Returns
-    -------
-    PanopticNet; SemanticNet for kind semantic; WholeNetwork for another `[general] network`
-
-    Raises
-    ------
-    InputError
-        if keys of the configuration contradict each other
+    A PanopticNet, a SemanticNet for kind semantic, a WholeNetwork for another `[general] network`. With `[general] qat`
+    it is one of :mod:`seamseg.models.quantised`, without ranges. InputError if keys of the configuration contradict
+    each other.
     """
     component, keys = config.component("network")
     context = NetworkContext(num_stuff, num_thing, config, norm_factories(config.body)[0])
@@ -76,19 +64,20 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
 def build_seamless(keys: General, context: NetworkContext) -> Network:
     """Build the network of the sections body, fpn, rpn, roi and sem."""
     config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
+    heads = custom_heads(config)
+    if heads and config.general.qat:
+        raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
+    if heads and config.kind == "semantic":
+        raise InputError(f"[{heads[0]}]: a network of kind semantic has no pyramid for further heads")
+    if config.kind == "semantic":
+        net: Network = _build_semantic_net(config, num_stuff + num_thing)
+    else:
+        net = _build_panoptic_net(config, num_stuff, num_thing)
     if config.general.qat:
-        if heads := custom_heads(config):
-            raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
-        plain = replace(context, config=without_quantisation(config))
-        net = quantised(fold_layers(build_seamless(keys, plain)))
+        net = quantised(fold_layers(net))
         assert isinstance(net.backbone, Backbone)
         net.backbone.freeze(config.body.num_frozen)
-        return net
-    if config.kind == "semantic":
-        if heads := custom_heads(config):
-            raise InputError(f"[{heads[0]}]: a network of kind semantic has no pyramid for further heads")
-        return _build_semantic_net(config, num_stuff + num_thing)
-    return _build_panoptic_net(config, num_stuff, num_thing)
+    return net
 
 
 def custom_heads(config: Config) -> list[str]:
@@ -110,7 +99,7 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(config.body)
-    width, strides = config.fpn.out_channels, tuple(config.fpn.out_strides)
+    width = config.fpn.out_channels
     net = PanopticNet(
         _build_body(config, body_norm),
         RPNHead(config.rpn, width, head_norm),
@@ -122,7 +111,8 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     initialise(net, config.body)
     net.body.backbone.freeze(config.body.num_frozen)
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
-    heads = build_heads(config, HeadContext(width, strides, num_stuff, num_thing, body_norm, config))
+    strides = tuple(config.fpn.out_strides)
+    heads = _build_heads(config, HeadContext(width, strides, num_stuff, num_thing, body_norm, config))
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
 
 
@@ -135,14 +125,8 @@ def _check_declaration(part: Head | CustomNetwork, keys: object, where: str) -> 
         raise InputError(f"{where}: output {problem}")
 
 
-def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
-    """Build the custom heads.
-
-    Raises
-    ------
-    InputError
-        if one fails, is no :class:`Head`, or declares what another one, the network or its own keys do not allow
-    """
+def _build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
+    """Build the custom heads; InputError if one declares what another one, the network or its own keys do not allow."""
     heads = nn.ModuleDict()
     taken = set(KINDS[config.kind].losses)
     for component, keys in config.components("head"):
@@ -161,7 +145,7 @@ def build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
-    backbone = build_configured_backbone(config, norm)
+    backbone = _build_backbone(config, norm)
     missing = [name for name in fpn.inputs if name not in backbone.out_channels]
     if missing:
         raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
@@ -184,29 +168,19 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     norm, _ = norm_factories(body)
     if body.body_params.get("classes"):
         raise InputError("[body] body_params: a semantic network needs the features of the body: remove classes")
-    backbone = build_configured_backbone(config, norm, keep_outputs=False)
+    backbone = _build_backbone(config, norm, keep_outputs=False)
     channels = list(backbone.out_channels.values())[-1]
     head = DeeplabV3(sem, channels, norm)
     cls = nn.Conv2d(sem.out_channels, num_classes, 1)
-    net = SemanticNet(
-        backbone,
-        head,
-        cls,
-        SemanticOptions(channels_last=config.general.channels_last, semantic_loss=SemanticLoss(config)),
-    )
+    options = SemanticOptions(channels_last=config.general.channels_last, semantic_loss=SemanticLoss(config))
+    net = SemanticNet(backbone, head, cls, options)
     initialise(net, body)
     backbone.freeze(body.num_frozen)
     return net
 
 
-def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:
-    """Build the backbone of `[body]`, with `norm` as its norm layers; `keep_outputs` as of :class:`Backbone`.
-
-    Raises
-    ------
-    InputError
-        if body_params or num_frozen do not fit it
-    """
+def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:
+    """Build the backbone of `[body]`; InputError if body_params or num_frozen do not fit it."""
     body = config.body
     for name in ("checkpoint", "keep_outputs"):
         if name in body.body_params:
@@ -265,32 +239,18 @@ def _check_body(backbone: object, config: Config, component: Component) -> None:
     for name, stride in strides.items():
         shape = (channels[name], -(-height // stride), -(-width // stride))
         if shapes[name] != shape:
+            made, declared = (" x ".join(map(str, one)) for one in (shapes[name], shape))
             raise InputError(
-                f"{where}: {name} of an image of 3 x {height} x {width} is {_text(shapes[name])}, its channels and "
-                f"stride, rounded up, declare {_text(shape)}"
+                f"{where}: {name} of an image of 3 x {height} x {width} is {made}, its channels and "
+                f"stride, rounded up, declare {declared}"
             )
-
-
-def _text(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
     """Return the norm factories of body, FPN and semantic head, and of RPN and ROI head.
 
-    Parameters
-    ----------
-    config : the section `[body]`. Its `normalization_mode` is bn, syncbn, gn, off, or two of them joined by `+`, one
-        for each (docs/contract.md, section 2)
-
-    Returns
-    -------
-    body_norm, head_norm : `norm(channels)` or `norm(channels, activation="identity")`
-
-    Raises
-    ------
-    InputError
-        from the factory of group norm, if the groups do not divide the channels
+    `[body] normalization_mode` is bn, syncbn, gn, off, or two of them joined by `+`, one for each (docs/contract.md,
+    section 2).
     """
     kinds: dict[str, NormFactory] = {
         "bn": InPlaceABN,
@@ -321,14 +281,9 @@ _OUTPUT_STD = {
 
 @torch.no_grad()
 def initialise(net: Network, config: BodyKeys) -> None:
-    """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
+    """Initialise the convolutions and linear layers of a network in place; norms keep weight 1 and bias 0.
 
-    Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
-
-    Parameters
-    ----------
-    net : changed in place
-    config : the section `[body]`, whose activation decides the gain
+    Hidden layers keep the variance of the signal (He et al. 2015), biases are 0, outputs start small.
     """
     gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}

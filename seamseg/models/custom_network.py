@@ -121,13 +121,7 @@ class CustomOptions(BatchOptions):
 
 
 class WholeNetwork(Network):
-    """A :class:`CustomNetwork` for the trainer and for predictors.
-
-    Parameters
-    ----------
-    network : its only part
-    name : name of the component
-    """
+    """A :class:`CustomNetwork`, its only part, of the component `name` for the trainer and for predictors."""
 
     compiled_parts = ()
     of_parts = False
@@ -163,13 +157,7 @@ class WholeNetwork(Network):
         return named_errors(f"network {self.name}", type(self.network).__module__)
 
     def forward(self, images: PackedSequence, targets: Batch) -> Terms:
-        """Compute the losses of a batch, not weighted.
-
-        Raises
-        ------
-        SeamsegError
-            if the network fails, or its losses are not those that it declares
-        """
+        """Compute the losses of a batch, not weighted; SeamsegError if it does not return those that it declares."""
         with self.errors(), unchanged("the batch", targets.tensors()):
             return checked_losses(self.network.losses, self.network.keys, self.network.loss(targets))
 

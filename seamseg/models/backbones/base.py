@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -43,11 +43,9 @@ class BodyContext:
 class Backbone(nn.Module):
     """A network of stages `mod1`, `mod2`, ... for images; subclasses add the stages.
 
-    Parameters
-    ----------
-    classes : outputs of a classifier on the global average, 0 for none
-    keep_outputs : return the outputs of all stages by name; otherwise only the last one
-    checkpoint : keep only the output of each stage that is trained; the backward pass computes the rest again
+    With `keep_outputs` it returns the outputs of all stages by name, otherwise the last one. `classes` are outputs of a
+    classifier on the global average, 0 for none. With `checkpoint` only the output of each stage that is trained is
+    kept, and the backward pass computes the rest again.
 
     Attributes
     ----------
@@ -87,13 +85,7 @@ class Backbone(nn.Module):
             )
 
     def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
-        """Map images `N x 3 x H x W` to the outputs of the stages.
-
-        Returns
-        -------
-        dict of `N x C x h x w`, and `classifier` (`N x classes`, logits) if there is one; without `keep_outputs` its
-        last entry
-        """
+        """Map images `N x 3 x H x W` to the outputs `N x C x h x w` of the stages and the logits of a `classifier`."""
         outputs: dict[str, Tensor] = {}
         for name in self._order:
             stage = self.get_submodule(name)
@@ -149,13 +141,7 @@ class Backbone(nn.Module):
         raise InputError(f"[body] weights = timm: {self.name} is not a timm network")
 
     def layer_ids(self) -> dict[str, int]:
-        """Return the number of the layer of each parameter of :attr:`pretrained_part`, from 0 at the images.
-
-        Raises
-        ------
-        InputError
-            if the layers have no numbers
-        """
+        """Return the number of the layer of each parameter of :attr:`pretrained_part`, from 0 at the images."""
         raise InputError(f"[optimizer] layer_decay: {self.name} does not number its layers")
 
     def undecayed(self) -> set[str]:
@@ -217,31 +203,13 @@ def _is_trained(stage: nn.Module, x: Tensor) -> bool:
     return len(parameters) > 0 and (x.requires_grad or any(p.requires_grad for p in parameters))
 
 
-class StageDilation(NamedTuple):
-    """The dilation of each block of a stage, and the stride between this stage and the one before."""
-
-    stride: int
-    blocks: Iterable[int]
-
-
 def dilations_of(
     network: str, dilation: int | Sequence[int | Sequence[int]], blocks: Sequence[int]
-) -> list[StageDilation]:
-    """Return the dilations and the stride of the stages `mod2`, `mod3`, ...
+) -> list[tuple[int, Iterable[int]]]:
+    """Return the stride of the stages `mod2`, `mod3`, ... and the dilations of their numbers of blocks.
 
-    The stride is 2 only where the dilation of a stage is the number 1, see :func:`keeps_size`. That of `mod2` is the
-    stride of the pooling before it.
-
-    Parameters
-    ----------
-    network : its name, for errors
-    dilation : one for all blocks, or for each stage one or a list with one for each block
-    blocks : number of blocks of each stage
-
-    Raises
-    ------
-    ValueError
-        if the numbers of stages or blocks differ, or a dilation is not a positive integer
+    `dilation` is one for all blocks, or for each stage one or a list with one for each block. The stride is 2 only
+    where the dilation of a stage is the number 1, see :func:`keeps_size`; in `mod2` it is of the pooling before it.
     """
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * len(blocks)
     if len(stages) != len(blocks):
@@ -249,7 +217,7 @@ def dilations_of(
         raise ValueError(
             f"{network}: dilation has {len(stages)} entries, give one number or {len(blocks)} (mod2 to mod{last})"
         )
-    result = []
+    result: list[tuple[int, Iterable[int]]] = []
     for i, (given, count) in enumerate(zip(stages, blocks), start=2):
         values = list(given) if isinstance(given, Sequence) else [given]
         if isinstance(given, Sequence) and len(values) != count:
@@ -257,5 +225,5 @@ def dilations_of(
         if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in values):
             raise ValueError(f"{network}: dilation of mod{i} must be positive integers, got {given!r}")
         repeated = values if isinstance(given, Sequence) else itertools.repeat(given, count)
-        result.append(StageDilation(1 if keeps_size(given) else 2, repeated))
+        result.append((1 if keeps_size(given) else 2, repeated))
     return result

@@ -27,19 +27,10 @@ GROWTH, BOTTLENECK, COMPRESSION = 32, 4, 0.5
 
 
 class DenseModule(nn.Module):
-    """Layers of which each takes the input and the outputs of all layers before it.
+    """Layers of which each takes the input and the outputs of all layers before it; one for each of the dilations.
 
-    Parameters
-    ----------
-    in_channels : channels of the input
-    dilations : dilation of the 3x3 convolution of each layer
-    norm : factory of norm + activation layers
-    recompute : do not keep the outputs of the norms of concatenated maps, if these are in-place norms: the backward
-        pass computes them again (arXiv 1707.06990)
-
-    Attributes
-    ----------
-    out_channels : input channels, and :data:`GROWTH` for each layer
+    With `recompute` and in-place norms the outputs of the norms of concatenated maps are not kept: the backward pass
+    computes them again (arXiv 1707.06990).
     """
 
     def __init__(self, in_channels: int, dilations: Iterable[int], norm: NormFactory, recompute: bool = False) -> None:
@@ -93,14 +84,8 @@ def _run(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor], r
 class DenseNet(Backbone):
     """A DenseNet; returns the outputs of `mod1`..`mod5`, of the transitions `tra2`..`tra4`, and `bn_out`.
 
-    Parameters
-    ----------
-    layers : number of layers of `mod2`..`mod5`, an entry of :data:`DENSENETS`
-    norm : factory of norm + activation layers
-    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; no pooling precedes a module whose dilation is
-        not the number 1
-    input_3x3 : begin with three 3x3 convolutions instead of a 7x7
-    classes, keep_outputs, checkpoint : see :class:`Backbone`
+    No pooling precedes a module whose `dilation` is not the number 1. With `input_3x3` it begins with three 3x3
+    convolutions instead of a 7x7.
     """
 
     def __init__(

@@ -19,27 +19,11 @@ class PreActivationBlock(nn.Module):
     """`convs(bn1(x)) + shortcut`; the shortcut is `x`, or `proj_conv(bn1(x))` where stride or width changes.
 
     The stride sits on the first convolution. With in-place norms the input is not kept for the backward pass: `bn1`
-    recovers it from its output, which the first convolution keeps, and the sum needs neither of its addends.
+    recovers it from its output, which the first convolution keeps, and the sum needs neither of its addends. If
+    something else keeps the input, `input_is_kept`, the backward pass computes the output of an in-place `bn1` from it.
 
-    Parameters
-    ----------
-    in_channels : channels of the input
-    channels : outputs of the convolutions: two 3x3, or 1x1, 3x3 and 1x1
-    norm : factory of norm + activation layers
-    stride : stride of the first convolution and the projection
-    dilation : dilation of the 3x3 convolutions
-    groups : groups of the 3x3 convolution of a block of three
-    dropout : probability of dropping a channel before the last convolution, 0 for none
-
-    Attributes
-    ----------
-    input_is_kept : whether something else keeps the input for the backward pass, which then computes the output of an
-        in-place `bn1` from it instead of keeping that, too
-
-    Raises
-    ------
-    ValueError
-        if `channels` does not have two or three entries
+    `channels` are the outputs of two 3x3 convolutions, or of 1x1, 3x3 and 1x1 ones, of which the 3x3 has `groups`.
+    `dropout` is the probability of dropping a channel before the last convolution.
     """
 
     def __init__(
@@ -110,14 +94,7 @@ class PreActivationBlock(nn.Module):
 
 
 def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:
-    """Return the first stage of ResNeXt and DenseNet, of stride 4, which ends without a norm.
-
-    Parameters
-    ----------
-    norm : factory of norm + activation layers
-    input_3x3 : three 3x3 convolutions instead of a 7x7
-    channels : channels of each convolution
-    """
+    """Return the first stage of ResNeXt and DenseNet, of stride 4, which ends without a norm."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_3x3:
         layers["conv1"] = nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False)

@@ -17,26 +17,10 @@ from seamseg.ops.norm import InPlaceABN, NormSequential, is_inplace, is_plain, i
 class ResidualBlock(nn.Module):
     """`activation(branch(x) + shortcut(x))` (He et al. 2016; docs/contract.md, section 3 "Body").
 
-    The last norm of the branch and the norm of the shortcut have no activation: it follows the sum. The stride sits on
-    the (first) 3x3 convolution.
-
-    Parameters
-    ----------
-    in_channels : channels of the input
-    channels : outputs of the convolutions: two for a basic block, three for a bottleneck
-    norm : factory of norm + activation layers
-    stride, dilation : stride and dilation of the 3x3 convolutions
-    dropout : probability of dropping a channel before the last convolution, 0 for none
-
-    Notes
-    -----
-    With in-place norms the last norm, the projection and its norm are computed together with the sum, without calls of
-    these modules, unless they have hooks or are of classes of their own.
-
-    Raises
-    ------
-    ValueError
-        if `channels` does not have two or three entries
+    `channels` are the outputs of two convolutions, or of three of a bottleneck; the stride sits on the (first) 3x3 one.
+    `dropout` is the probability of dropping a channel before the last convolution. The last norm of the branch and the
+    norm of the shortcut have no activation: it follows the sum. With in-place norms these, the projection and the sum
+    are computed together, without calls of the modules, unless they have hooks or are of classes of their own.
     """
 
     def __init__(

@@ -41,15 +41,9 @@ RESNETS: dict[str, Architecture] = {
 class ResNet(Backbone):
     """A ResNet that returns the output of each of its five stages (docs/contract.md, section 3 "Body").
 
-    Parameters
-    ----------
-    architecture : an entry of :data:`RESNETS`
-    norm : factory of norm + activation layers
-    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; a stage whose dilation is not the number 1 keeps
-        the size of its input, and before a `mod2` of this kind there is no max pooling, so that the stride is 2
-    dropout : channel dropout of the blocks of each stage: one probability, or one for each of `mod2`..`mod5`
-    caffe_mode : give the first convolution a bias, as networks converted from Caffe have
-    classes, keep_outputs, checkpoint : see :class:`Backbone`
+    A stage whose `dilation` is not the number 1 keeps the size of its input, and before a `mod2` of this kind there is
+    no max pooling. `dropout` of channels is one probability, or one for each of `mod2`..`mod5`. `caffe_mode` gives the
+    first convolution a bias, as networks converted from Caffe have.
     """
 
     def __init__(
@@ -73,7 +67,7 @@ class ResNet(Backbone):
         stem: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(3, width, 7, stride=2, padding=3, bias=caffe_mode), bn1=norm(width)
         )
-        pooling = stages[0].stride
+        pooling, _ = stages[0]
         if pooling > 1:
             stem["pool1"] = MaxPool2d(3, stride=pooling, padding=1)
         self._add("mod1", NormSequential(stem), 2 * pooling, width)

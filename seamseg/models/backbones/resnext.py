@@ -29,14 +29,8 @@ RESNEXTS: dict[str, ResNeXtArchitecture] = {
 class ResNeXt(Backbone):
     """A pre-activation ResNeXt; the outputs of `mod1`..`mod5` have no norm, `bn_out` is that of the last.
 
-    Parameters
-    ----------
-    architecture : an entry of :data:`RESNEXTS`
-    norm : factory of norm + activation layers
-    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; a stage whose dilation is not the number 1 keeps
-        the size of its input
-    input_3x3 : begin with three 3x3 convolutions instead of a 7x7
-    classes, keep_outputs, checkpoint : see :class:`Backbone`
+    A stage whose `dilation` is not the number 1 keeps the size of its input. With `input_3x3` it begins with three 3x3
+    convolutions instead of a 7x7.
     """
 
     def __init__(

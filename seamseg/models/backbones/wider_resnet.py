@@ -66,12 +66,6 @@ class WiderResNet(_LaidOut):
     """A WiderResNet with a max pooling before each of `mod2`..`mod6`.
 
     The outputs of `mod1`..`mod7` have no norm, `bn_out` is that of the last.
-
-    Parameters
-    ----------
-    blocks : number of blocks of `mod2`..`mod7`, an entry of :data:`WIDER_RESNETS`
-    norm : factory of norm + activation layers
-    classes, keep_outputs, checkpoint : see :class:`Backbone`
     """
 
     def __init__(
@@ -88,18 +82,8 @@ class WiderResNet(_LaidOut):
 class WiderResNetA2(_LaidOut):
     """A WiderResNet with strides in place of three poolings, dropout in `mod6` and `mod7`, and optional dilation.
 
-    The state dict has the keys of a :class:`WiderResNet`.
-
-    Parameters
-    ----------
-    blocks, norm : see :class:`WiderResNet`
-    dilation : False: stride 32; True, or (1, 2, 4, 4): stride 8, with dilation 2 in `mod5` and 4 in `mod6` and `mod7`
-    classes, keep_outputs, checkpoint : see :class:`Backbone`
-
-    Raises
-    ------
-    ValueError
-        for another dilation
+    The state dict has the keys of a :class:`WiderResNet`. The stride is 32; with the dilation True, or (1, 2, 4, 4), it
+    is 8, with dilation 2 in `mod5` and 4 in `mod6` and `mod7`.
     """
 
     def __init__(

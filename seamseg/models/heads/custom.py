@@ -158,13 +158,7 @@ def unchanged(what: str, tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def head_losses(outputs: list[HeadOutputs], batch: Batch) -> Terms:
-    """Return the mean and the count of each loss of all heads.
-
-    Raises
-    ------
-    SeamsegError
-        if a head fails, or its losses are not those that it declares
-    """
+    """Return the mean and the count of each loss of all heads; SeamsegError if they are not those that it declares."""
     losses: Terms = {}
     for name, head, maps in outputs:
         with named_errors(f"head {name}", type(head).__module__), unchanged("the batch", batch.tensors()):
@@ -175,13 +169,7 @@ def head_losses(outputs: list[HeadOutputs], batch: Batch) -> Terms:
 
 
 def checked_losses(declared: Mapping[str, Any], keys: Any, found: Any) -> Terms:
-    """Return the mean and the count of each loss that a head or network declares.
-
-    Raises
-    ------
-    TypeError, ValueError
-        if others are found, or a mean or a count is no scalar
-    """
+    """Return the mean and the count of each loss that a head or network declares; an error if others are found."""
     if not isinstance(found, Mapping):
         raise TypeError(f"loss() must return a dict, returned {type(found).__name__}")
     if found.keys() != declared.keys():
