@@ -102,6 +102,8 @@ class PackedSequence:
     def as_padded(self, value: float = 0.0, multiple: int = 1) -> tuple[Tensor, list[tuple[int, int]]]:
         """Stack entries, padded at the bottom and right to the largest size (docs/contract.md "Batches").
 
+        ValueError if all entries are absent.
+
         Parameters
         ----------
         value : fill of the padding and of absent entries
@@ -111,11 +113,6 @@ class PackedSequence:
         -------
         padded : `N x ... x H x W`
         sizes : the valid `(height, width)` of each entry
-
-        Raises
-        ------
-        ValueError
-            if all entries are absent
         """
         first = self._first
         if first is None:

@@ -39,7 +39,7 @@ from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.network import Network, copied
 from seamseg.models.quantised import is_quantised
 from seamseg.ops.abn_projection import PointwiseConv
-from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
+from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import (
     ABN,
     InPlaceABN,
@@ -52,10 +52,6 @@ from seamseg.ops.norm import (
 )
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.utils.errors import InputError
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Compute dtypes of a network at inference by name; `auto` chooses one of them."""
-
 
 _SEQUENCES = (nn.Sequential, NormSequential, Transition)
 """Sequences whose layers run one after the other."""
@@ -134,13 +130,11 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
 
     InputError if the precision is unknown, or not available on this device.
     """
-    if precision == "auto":
-        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
-    if precision not in PRECISIONS:
+    if precision not in ("auto", *PRECISIONS):
         raise InputError(f"`precision={precision}`: choose one of auto, {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type != "cuda":
         raise InputError(f"`precision=fp16` needs a GPU, the device is {device}: choose bf16 or fp32")
-    return PRECISIONS[precision]
+    return compute_dtype(precision, device)
 
 
 class _Affine(NamedTuple):

@@ -64,11 +64,6 @@ class NetworkOptions(BatchOptions):
     crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
     run_dense : runs :meth:`PanopticNet.dense` at inference, for example compiled, with outputs that the caller owns;
         None runs body and heads in turn
-
-    Raises
-    ------
-    ValueError
-        if `bbx_reg_weights` are not four, or `pad_to` is not positive
     """
 
     num_stuff: int
@@ -184,15 +179,8 @@ class PanopticNet(Network):
         return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
 
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
-        """Compute the outputs that :meth:`loss` needs.
+        """Compute the outputs for :meth:`loss` of images `3 x H x W`, whose proposals are sampled by the targets.
 
-        Parameters
-        ----------
-        images : `3 x H x W` each
-        targets : ground truth, with which the proposals for the ROI head are sampled
-
-        Notes
-        -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
         sample runs the ROI head on zero rows: it takes part in every collective, forwards and backwards, with a weight
         of 0, and every parameter gets a gradient, there of 0.
@@ -240,17 +228,13 @@ class PanopticNet(Network):
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
         """Predict detections, masks and a class map for each image.
 
-        Padding influences the result a little: batch only images of one size together if that matters.
+        Padding influences the result a little: batch only images of one size together if that matters. RuntimeError if
+        the network is in training mode.
 
         Parameters
         ----------
         images : `3 x H x W` each
         least_score : detections that do not score above may be left out, which saves their masks; no others change
-
-        Raises
-        ------
-        RuntimeError
-            if the network is in training mode
         """
         if self.training:
             raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")

@@ -168,6 +168,17 @@ class FusedLinear(_Fused):
         return f"{i}, {o}, {self.activation}({self.activation_param})"
 
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Compute dtypes of a network by name."""
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return a compute dtype by its name; auto is bf16 where it is faster than fp32."""
+    if precision == "auto":
+        precision = "bf16" if bf16_is_fast(device) else "fp32"
+    return PRECISIONS[precision]
+
+
 def bf16_is_fast(device: torch.device) -> bool:
     """Return whether a device multiplies bfloat16 faster than float32.
 

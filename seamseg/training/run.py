@@ -19,6 +19,7 @@ from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.metrics_file import MetricsFile, read_metrics
 from seamseg.models.network import Network
+from seamseg.ops.fused import compute_dtype
 from seamseg.training.callbacks import Callback, Callbacks, Run, TensorBoard
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
@@ -40,7 +41,7 @@ from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
 from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
-from seamseg.training.step import Stepper, compute_dtype
+from seamseg.training.step import Stepper
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.device_memory import lacks_memory

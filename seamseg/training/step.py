@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from seamseg.models.network import Losses
-from seamseg.ops.fused import bf16_is_fast
+from seamseg.ops.fused import compute_dtype
 from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
 from seamseg.training.optim.ema import WeightAverage
 from seamseg.training.optim.optimizer import running_statistics, set_learning_rates, step_unless
@@ -178,13 +178,6 @@ class Stepper:
                 self.ema.load_state_dict(state["ema"], source)
             else:
                 self.ema.reset()
-
-
-def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype that `[general] precision` selects for the forward and backward pass on a device."""
-    if precision == "auto":
-        precision = "bf16" if bf16_is_fast(device) else "fp32"
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

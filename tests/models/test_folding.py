@@ -24,11 +24,10 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.ops import fused
-from seamseg.ops.fused import FusedConv2d, FusedLinear
+from seamseg.ops.fused import FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, NormSequential
 from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
-from seamseg.training.step import compute_dtype
 from seamseg.utils.errors import InputError
 
 

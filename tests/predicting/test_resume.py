@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from seamseg.models import folding
+from seamseg.ops import fused
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -61,10 +61,10 @@ def test_nothing_found(micro_run, photos, tmp_path, seamseg_main, capsys):
 
 def test_the_manifest_has_the_actual_precision(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
-    monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: False)
+    monkeypatch.setattr(fused, "bf16_is_fast", lambda *_: False)
     assert seamseg_main(*words, "--precision", "auto") == 0
     assert seamseg_main(*words, "--precision", "fp32") == 0
-    monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: True)
+    monkeypatch.setattr(fused, "bf16_is_fast", lambda *_: True)
     assert seamseg_main(*words, "--precision", "auto") == 2
     assert "precision float32 (now bfloat16)" in capsys.readouterr().err
 

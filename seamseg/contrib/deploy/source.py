@@ -25,8 +25,9 @@ from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
 from seamseg.models.build import custom_heads
-from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.models.folding import fold_layers
 from seamseg.models.network import Network
+from seamseg.ops.fused import PRECISIONS
 from seamseg.utils.errors import InputError
 
 

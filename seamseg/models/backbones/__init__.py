@@ -13,8 +13,6 @@ from seamseg.config.sections import Body
 from seamseg.models.backbones.base import Backbone, BodyContext, NormFactory
 from seamseg.models.backbones.densenet import DENSENETS, DenseNet
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.backbones.preactivation import PreActivationBlock
-from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
 from seamseg.models.backbones.resnext import RESNEXTS, ResNeXt
 from seamseg.models.backbones.wider_resnet import WIDER_RESNETS, WiderResNet, WiderResNetA2
@@ -23,7 +21,6 @@ from seamseg.utils.errors import did_you_mean
 
 __all__ = [
     "BACKBONES",
-    "BN_MODES",
     "DENSENETS",
     "FPN",
     "RESNETS",
@@ -31,15 +28,7 @@ __all__ = [
     "WIDER_RESNETS",
     "Architecture",
     "Backbone",
-    "DenseNet",
     "FPNBody",
-    "NormFactory",
-    "PreActivationBlock",
-    "ResNeXt",
-    "ResNet",
-    "ResidualBlock",
-    "WiderResNet",
-    "WiderResNetA2",
     "build_backbone",
     "norm_factory",
 ]

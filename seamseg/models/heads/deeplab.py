@@ -15,22 +15,9 @@ class DeeplabV3(nn.Module):
     """Parallel 1x1 and dilated 3x3 convolutions plus a global branch, reduced to `out_channels`.
 
     The global branch is the mean of the whole map in training. At inference it is the average of a window around each
-    cell, as large as the maps of training: the mean of a larger map would be of another kind than in training.
-
-    Parameters
-    ----------
-    config : the section `[sem]`
-    in_channels : channels of the map
-    norm : factory of norm + activation layers
-
-    Attributes
-    ----------
-    pooling_size : `(height, width)` of the window at inference, clipped to the map; None for the mean of the map
-
-    Notes
-    -----
-    State-dict keys are as in the published Mapillary Vistas network: `map_convs.0` is the 1x1 convolution, the
-    others follow in the order of `dilations`.
+    cell, `pooling_size`, as large as the maps of training: the mean of a larger map would be of another kind than in
+    training. State-dict keys are as in the published Mapillary Vistas network: `map_convs.0` is the 1x1 convolution,
+    the others follow in the order of `dilations`.
     """
 
     def __init__(self, config: Sem, in_channels: int, norm: NormFactory) -> None:

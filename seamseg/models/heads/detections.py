@@ -19,20 +19,10 @@ class DetectionSelector:
 
     @torch.no_grad()
     def __call__(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the detections of one image.
+        """Return boxes `D x 4`, classes `D` (0 = first thing) and scores `D` of the detections of one image.
 
-        Parameters
-        ----------
-        boxes : `K x things x 4`, one box a proposal and class, clipped to the image
-        scores : `K x (things + 1)`, class 0 background
-
-        Returns
-        -------
-        boxes : `D x 4`
-        classes : int64 `D`, 0 = first thing
-        scores : `D`
-
-        Ordered by class, then by decreasing score; by decreasing score alone when some had to be left out.
+        From a box for each proposal and class, `K x things x 4`, clipped to the image, and scores `K x (things + 1)`,
+        class 0 background. Ordered by class, then by decreasing score; by score alone when some had to be left out.
         """
         cls, row = torch.nonzero(self.usable(boxes, scores[:, 1:]).t(), as_tuple=True)
         boxes, scores = boxes[row, cls], scores[row, cls + 1]
