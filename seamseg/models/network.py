@@ -25,17 +25,12 @@ M = TypeVar("M", bound=nn.Module)
 class BatchOptions:
     """How a :class:`Network` takes batches of images; the base of its options.
 
-    With `channels_last` it runs in this memory format; the sides of a batch are padded to multiples of `pad_to` at
-    inference. ValueError if `pad_to` is not positive.
+    With `channels_last` it runs in this memory format; at inference the sides of a batch are padded to multiples of
+    `pad_to`.
     """
 
     channels_last: bool = True
     pad_to: int = 1
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if self.pad_to < 1:
-            raise ValueError(f"{type(self).__name__}: pad_to must be positive, got {self.pad_to}")
 
 
 class Losses(NamedTuple):

@@ -79,12 +79,6 @@ class NetworkOptions(BatchOptions):
     crowd_boxes: bool = False
     run_dense: Callable[[Tensor], DenseOutputs] | None = None
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        if len(self.bbx_reg_weights) != 4:
-            raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
-
     @staticmethod
     def of(config: Config, num_stuff: int) -> NetworkOptions:
         """Return the options of a configuration, for a data set with this number of stuff classes."""

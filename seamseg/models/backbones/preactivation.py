@@ -54,16 +54,8 @@ class PreActivationBlock(nn.Module):
             if kernel == 1:
                 layers[f"conv{i}"] = PointwiseConv(width, out, 1, stride=step, bias=False)
             else:
-                layers[f"conv{i}"] = nn.Conv2d(
-                    width,
-                    out,
-                    kernel,
-                    stride=step,
-                    padding=dilation,
-                    dilation=dilation,
-                    groups=groups if len(kernels) == 3 else 1,
-                    bias=False,
-                )
+                grouped = groups if len(kernels) == 3 else 1
+                layers[f"conv{i}"] = nn.Conv2d(width, out, 3, step, dilation, dilation, grouped, bias=False)
             width = out
         self.convs = NormSequential(layers)
         self.has_projection = stride != 1 or in_channels != width

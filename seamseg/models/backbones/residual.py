@@ -46,9 +46,7 @@ class ResidualBlock(nn.Module):
             step, dil = (left, dilation) if kernel == 3 else (1, 1)
             if kernel == 3:
                 left = 1
-            layers[f"conv{i}"] = nn.Conv2d(
-                width, out, kernel, stride=step, padding=dil * (kernel // 2), dilation=dil, bias=False
-            )
+            layers[f"conv{i}"] = nn.Conv2d(width, out, kernel, step, dil * (kernel // 2), dil, bias=False)
             layers[f"bn{i}"] = norm(out) if i < last else norm(out, activation="identity")
             width = out
         self.convs = NormSequential(layers)
