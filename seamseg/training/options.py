@@ -88,7 +88,7 @@ class TrainerOptions:
     loss_average : process or step, see :mod:`seamseg.training.step`
     seed : seed of weights, order and augmentation
     accumulate : number of batches of a step
-    precision : fp32, bf16, fp16 or auto, see :func:`seamseg.training.step.compute_dtype`
+    precision : fp32, bf16, fp16 or auto, see :func:`seamseg.ops.fused.compute_dtype`
     loss_limit : a total loss above it stops the training; 0 for no limit
     clip_norm : maximum norm of the gradient; 0 for no limit
     ema : decay per step of the moving average of the weights; 0 for none
