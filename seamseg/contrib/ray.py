@@ -35,7 +35,7 @@ from seamseg.maps.formats.coco_writer import encode_result
 from seamseg.maps.images import PHOTO_ENDINGS, as_rgb, open_image
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, counted, describe_error, one_line, require_packages
-from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, read_limited
+from seamseg.utils.limits import IMAGE_BYTES, LimitedTarInfo, read_limited
 from seamseg.utils.options import option
 from seamseg.utils.output import echo
 
@@ -308,7 +308,7 @@ def _read(
 
 def _read_image(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
     with filesystem.open_input_stream(root + file, compression=None) as stream:
-        yield file, read_limited(stream, PHOTO_BYTES, file, "image"), ""
+        yield file, read_limited(stream, IMAGE_BYTES, file, "image"), ""
 
 
 def _read_tar(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
@@ -323,7 +323,7 @@ def _read_tar(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[st
             if not member.isfile() or not parts or parts[-1].startswith("."):
                 continue
             if parts[-1].lower().endswith(PHOTO_ENDINGS):
-                problem = "a sparse file" if member.issparse() else "too large" if member.size > PHOTO_BYTES else ""
+                problem = "a sparse file" if member.issparse() else "too large" if member.size > IMAGE_BYTES else ""
                 content = None if problem else archive.extractfile(member)
                 yield "/".join((folder, *parts)), content.read() if content else b"", problem
 

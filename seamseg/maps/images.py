@@ -19,7 +19,7 @@ from seamseg.maps.idmaps.segments import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
 from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, memory_for, memory_needed
-from seamseg.utils.limits import PHOTO_BYTES, file_status, open_pillow
+from seamseg.utils.limits import IMAGE_BYTES, file_status, open_pillow
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 
 MAX_PIXELS = 201_326_592
@@ -230,7 +230,7 @@ def open_map(path: str | Path, data: bytes | None = None) -> np.ndarray:
     path = Path(path)
     if path.suffix != ".npy":
         return _decode(path, lambda image: _stored_values(image, path), data)
-    content = BytesIO(read_bytes(path, "map", PHOTO_BYTES) if data is None else data)
+    content = BytesIO(read_bytes(path, "map", IMAGE_BYTES) if data is None else data)
     try:
         version = np.lib.format.read_magic(content)
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -18,7 +18,7 @@ from seamseg.predicting.source import VIDEO_ENDINGS, Source, Video, is_video, re
 from seamseg.utils.errors import InputError, counted, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.limits import PATH_CHARACTERS, PHOTO_NAME_BYTES
+from seamseg.utils.limits import IMAGE_NAME_BYTES, PATH_CHARACTERS
 from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"
@@ -122,8 +122,8 @@ def _name_problem(relative: PurePosixPath, address: str) -> str:
         return "its name has a NUL character"
     if not relative.name:
         return "a folder, not an image"
-    if len(str(relative).encode("utf-8", "surrogatepass")) > PHOTO_NAME_BYTES or len(address) > PATH_CHARACTERS:
-        return f"its name is longer than {PHOTO_NAME_BYTES} bytes"
+    if len(str(relative).encode("utf-8", "surrogatepass")) > IMAGE_NAME_BYTES or len(address) > PATH_CHARACTERS:
+        return f"its name is longer than {IMAGE_NAME_BYTES} bytes"
     return ""
 
 

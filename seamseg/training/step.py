@@ -19,7 +19,7 @@ from seamseg.training.optim.ema import WeightAverage
 from seamseg.training.optim.optimizer import running_statistics, set_learning_rates, step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
-from seamseg.utils.distributed import World, broadcast_buffers, broadcast_tensors
+from seamseg.utils.distributed import World, broadcast_tensors
 from seamseg.utils.errors import InputError
 
 
@@ -150,7 +150,7 @@ class Stepper:
 
     def share_statistics(self) -> None:
         """Copy the running statistics of the main process to all others, which differ if they are not synchronised."""
-        broadcast_buffers(self.world, self.net)
+        broadcast_tensors(self.world, self.net.buffers())
         if self.ema is not None:
             broadcast_tensors(self.world, self.ema.statistics)
 

@@ -18,7 +18,7 @@ from seamseg.models.network import Network
 from seamseg.models.quantised import choosing_ranges
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.options import TrainingOptions
-from seamseg.utils.distributed import World, broadcast_buffers
+from seamseg.utils.distributed import World, broadcast_tensors
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
 
@@ -59,7 +59,7 @@ def _choose_ranges(config: Config, net: Network, options: TrainingOptions, world
         for number in np.linspace(0, len(images) - 1, count).round().astype(int):
             network.run([images[int(number)]["img"].numpy()])
     net.train()
-    broadcast_buffers(world, net)
+    broadcast_tensors(world, net.buffers())
 
 
 def _load(config: Config, net: Network, options: TrainingOptions, metadata: Metadata, log: TextLog) -> None:

@@ -10,13 +10,7 @@ if TYPE_CHECKING:
 
 
 def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
-    """Compile a function of one line; return the first line of the error, None if it works.
-
-    Parameters
-    ----------
-    device : target of the code: C++ for a CPU, Triton for a GPU
-    backend : backend of torch.compile
-    """
+    """Compile a function of one line, to C++ or Triton, and return the first line of the error; None if it works."""
     import torch
 
     try:

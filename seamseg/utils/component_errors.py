@@ -16,13 +16,9 @@ Base = TypeVar("Base")
 
 @contextmanager
 def named_errors(what: str, module: str, kind: type[SeamsegError] = SeamsegError) -> Iterator[None]:
-    """Name a component, and the line of its file, in errors of its code inside a `with` block.
+    """Name a component (`what`, such as `head edge`) and the line of its module's file in errors of a `with` block.
 
-    Parameters
-    ----------
-    what : such as `head edge`
-    module : name of its module
-    kind : class of the error that is raised for any exception but a lack of memory
+    Any exception but a lack of memory becomes a `kind`.
     """
     try:
         yield
@@ -49,14 +45,9 @@ def described(error: BaseException, file: str | None) -> str:
 
 
 def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base:
-    """Return an object that a component has made; InputError unless it is of a class of :mod:`seamseg.components`.
+    """Return the object `made` by a component; InputError, which begins with `where`, unless it is a `base`.
 
-    Parameters
-    ----------
-    base : the class
-    made : the object
-    where : beginning of the message, the component
-    name : name of `base` in that module, if it is another one there
+    `name` is the name of `base` in :mod:`seamseg.components`, if it is another one there.
     """
     if not isinstance(made, base):
         raise InputError(f"{where}: must be a class derived from seamseg.components.{name or base.__name__}")

@@ -21,8 +21,6 @@ from seamseg.utils.errors import InputError, SeamsegError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -73,13 +71,7 @@ class World:
 
 
 def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> torch.device:
-    """Return the device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N; a device is returned as it is.
-
-    Raises
-    ------
-    InputError
-        if the device does not exist
-    """
+    """Return the device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N; InputError if there is none."""
     import torch
 
     if isinstance(name, torch.device):
@@ -151,21 +143,12 @@ def _backend(device: torch.device | None) -> str:
 def distributed(device: str | None = "auto") -> Iterator[World]:
     """Join the launcher's process group within a `with` block; a single process joins none.
 
+    `auto` and `cuda` select the GPU with the index of the local rank. With None, for a network without torch, torch is
+    imported for several processes only.
+
     A collective call raises an error as soon as another process has died, or after waiting for one longer than
     SEAMSEG_TIMEOUT_MINUTES (10). The process then ends without further communication; the launcher ends or restarts the
-    others.
-
-    Parameters
-    ----------
-    device : see :func:`choose_device`; `auto` and `cuda` select the GPU with the index of the local rank. None for a
-        network without torch, which is imported for several processes only
-
-    Raises
-    ------
-    InputError
-        if the environment is incomplete or wrong, or there are fewer GPUs than processes
-    SeamsegError
-        if the other processes cannot be reached, or one fails within the block
+    others. InputError if the environment is wrong; LostConnection if the others cannot be reached, or one fails.
     """
     rank, size, local_rank = _environment()
     world = World(rank, size, local_rank, None if device is None else choose_device(device, local_rank))
@@ -207,8 +190,8 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         _leave()
 
 
-def local_group(count: int) -> list[dict[str, str]]:
-    """Return what a launcher sets in the environment of each process of a group on this machine, with a free port."""
+def _local_group(count: int) -> list[dict[str, str]]:
+    """Return the environment of each process of a group on this machine, with a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -221,23 +204,15 @@ def local_group(count: int) -> list[dict[str, str]]:
 def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     """Call a function in `count` processes of this machine that form a group on the CPU; this one is the first.
 
-    Each has an equal share of the cores. The function joins the group with :func:`distributed`.
-
-    Parameters
-    ----------
-    function : importable by name
-    argument : is pickled
-
-    Returns
-    -------
-    what the function returns in this process
+    Each has an equal share of the cores. The function, which is importable by name, joins the group with
+    :func:`distributed`. Its argument is pickled; its result in this process is returned.
     """
     import torch
     from torch.multiprocessing import get_context, start_processes
 
     if count == 1:
         return function(argument)
-    groups, before, all_threads = local_group(count), dict(os.environ), torch.get_num_threads()
+    groups, before, all_threads = _local_group(count), dict(os.environ), torch.get_num_threads()
     threads = max(all_threads // count, 1)
     os.environ.update(groups[0])
     started = get_context("spawn").Semaphore(0)
@@ -361,10 +336,7 @@ def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
 
 @contextmanager
 def raised_by_all(world: World, group: Any = None) -> Iterator[None]:
-    """Raise an expected error of a `with` block in all processes, of which one reports it; a collective call.
-
-    `group` as for :func:`gather_objects`.
-    """
+    """Raise a SeamsegError of a `with` block in all processes, of which one reports it; a collective call."""
     problem: SeamsegError | None = None
     try:
         yield
@@ -390,10 +362,7 @@ def gather_to_main(world: World, value: T) -> list[T] | None:
 
 
 def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
-    """Broadcast a value other than None from the main process; the others pass None.
-
-    `group` as for :func:`gather_objects`.
-    """
+    """Broadcast a value other than None from the main process; the others pass None."""
     holder: list[Any] = [value]
     if world.is_distributed:
         import torch
@@ -405,24 +374,22 @@ def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
 
 def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
     """Return the maximum of each number over the processes, which must all pass the same names."""
-    if not world.is_distributed or not values:
-        return values
-    import torch
-
-    largest = torch.tensor(list(values.values()), dtype=torch.float64)
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-    return dict(zip(values, largest.tolist()))
+    return _reduced(world, values, "MAX")
 
 
 def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
     """Average each number over the processes, which must all pass the same names."""
-    if not world.is_distributed:
+    return {name: total / world.size for name, total in _reduced(world, values, "SUM").items()}
+
+
+def _reduced(world: World, values: dict[str, float], operation: str) -> dict[str, float]:
+    if not world.is_distributed or not values:
         return values
     import torch
 
-    total = torch.tensor(list(values.values()), dtype=torch.float64)
-    torch.distributed.all_reduce(total)
-    return dict(zip(values, (total / world.size).tolist()))
+    numbers = torch.tensor(list(values.values()), dtype=torch.float64)
+    _dist().all_reduce(numbers, op=getattr(_dist().ReduceOp, operation))
+    return dict(zip(values, numbers.tolist()))
 
 
 def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
@@ -432,11 +399,6 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
     total = values.clone()
     _dist().all_reduce(total)
     return total
-
-
-def broadcast_buffers(world: World, module: nn.Module) -> None:
-    """Copy the buffers (running statistics) of the main process to all processes."""
-    broadcast_tensors(world, module.buffers())
 
 
 def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:

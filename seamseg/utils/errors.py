@@ -43,10 +43,7 @@ class SeamsegError(Exception):
 
 
 def harmless(text: str) -> str:
-    """Return a message whose parts, such as names of files and texts in them, may be anything.
-
-    It is :func:`printable`, without the middle of long words, and of a long message.
-    """
+    """Return a message made :func:`printable`, without the middle of long words and of a long message."""
     return _shortened(_LONG_WORD.sub(lambda word: _shortened(word[0], _LONGEST_WORD), printable(text)), _LONGEST)
 
 
@@ -67,9 +64,9 @@ def cause(error: BaseException) -> str:
 
 
 def is_of_item(error: BaseException) -> bool:
-    """Return whether an error concerns the one of many images or files that was processed, so that the others go on.
+    """Return whether an error concerns one of many images or files, so that the others go on.
 
-    All do, except those of a disk that is full or read-only, of a lost device and of a lost worker process.
+    Errors of a full or read-only disk, a lost device and a lost worker process concern all.
     """
     found: BaseException | None = error
     while found is not None:
@@ -165,13 +162,9 @@ EXTRAS = {
 
 
 def require_packages(*packages: str, what: str = "", extra: str | None = None) -> None:
-    """Raise InputError if packages are not installed; they are not imported, which may take seconds.
+    """Raise InputError if packages, by import name, are not installed; they are not imported, which takes seconds.
 
-    Parameters
-    ----------
-    packages : names under which they are imported
-    what : needs them, for the message
-    extra : extra that installs all of them; None for those of :data:`EXTRAS`
+    `what` needs them, for the message. `extra` installs all of them; None: the extras of :data:`EXTRAS`.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

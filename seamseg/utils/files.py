@@ -23,6 +23,7 @@ PARTIAL = ".partial"
 """Suffix of files being written; one left by a killed process may be deleted."""
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)
 _LONGEST = 192
 """Longest file name, in bytes, that is reused in the temporary name; the limit of file systems is 255."""
 
@@ -41,26 +42,12 @@ def refuse_url(text: str | Path, where: str = "") -> None:
         )
 
 
-_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)
-
-
 @contextmanager
 def lock_file(path: Path, advice: str) -> Iterator[None]:
     """Hold a lock file, which names this process, for a `with` block; it is removed at the end.
 
-    The lock ends with the process, also by SIGKILL. On file systems without locks a warning is printed.
-
-    Parameters
-    ----------
-    path : path of the file, in the existing folder that it protects
-    advice : what to do if another process holds it
-
-    Raises
-    ------
-    InputError
-        if another process holds it
-    SeamsegError
-        if it cannot be written
+    The lock ends with the process, also by SIGKILL. On file systems without locks a warning is printed. InputError,
+    which ends with `advice`, if another process holds it.
     """
     from filelock import FileLock, Timeout
 
@@ -104,12 +91,7 @@ def make_folder(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`, which replaces `path` if the block ends without an error.
 
-    A missing folder is created.
-
-    Raises
-    ------
-    SeamsegError
-        if the file cannot be written (disk full, no permission)
+    A missing folder is created. SeamsegError if the file cannot be written.
     """
     if not (name := path.name):
         raise InputError(f"{path}: is a folder, not the name of a file")
@@ -139,10 +121,7 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
 
 
 def nearest_path(path: str | Path) -> str:
-    """Return the end of a message on a missing path, "; did you mean runs/demo?".
-
-    Empty if there is no similar one, or the folder is so large that the search would take long.
-    """
+    """Return the end of a message on a missing path, "; did you mean runs/demo?"; empty if there is no similar one."""
     found = Path()
     for part in Path(path).parts:
         here = found / part
@@ -171,13 +150,7 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
 
 
 def decode_text(data: bytes, name: object, what: str) -> str:
-    """Decode the text of a user's file, of UTF-8 or, with or without a byte order mark, UTF-16 as PowerShell writes it.
-
-    Raises
-    ------
-    InputError
-        naming the file `name`, a `what`, if it is neither
-    """
+    """Decode a file of UTF-8, or of UTF-16 as PowerShell writes it; InputError, naming the file, for others."""
     encoding = json.detect_encoding(data)
     try:
         return data.decode(encoding).removeprefix("\ufeff")
@@ -203,10 +176,7 @@ def is_hidden(name: str) -> bool:
 def join_inside(folder: Path, name: str) -> Path:
     """Return `folder / name` of a name from data, to read it; links in the folder are followed.
 
-    Raises
-    ------
-    InputError
-        if the name points outside of the folder on any operating system: an absolute path, or one with `..`
+    InputError if it points outside of the folder on any operating system: an absolute path, or one with `..`.
     """
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or re.match("[A-Za-z]:", name):

@@ -44,15 +44,13 @@ LINE_BYTES = 64 * MIB
 """Longest line of a JSON Lines file."""
 ANNOTATION_BYTES = 4 * GIB
 """Largest JSON of annotations: that of LVIS, the largest public data set, has 1.1 GiB."""
-PHOTO_BYTES = GIB
+IMAGE_BYTES = GIB
 """Largest image file that is read into memory from an archive: more than an uncompressed image of `MAX_PIXELS`
 (`seamseg/maps/images.py`) with four bytes per pixel, 768 MiB."""
-
+IMAGE_NAME_BYTES = KIB
+"""Longest path of an image in its folder, and of its outputs."""
 PATH_CHARACTERS = 4096
 """Longest path in an archive; the limit of Linux in bytes."""
-PHOTO_NAME_BYTES = KIB
-"""Longest path of an image in its folder, and of its outputs."""
-
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""
 RATIO = 50
@@ -72,19 +70,11 @@ _HASH_MODULUS = (1 << 61) - 1
 _SECTION = re.compile(r"\[(.+)\]")
 _DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _FREE_CONTAINERS = 1 << 18
-
-
 _NO_FILES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def file_status(path: str | Path) -> os.stat_result:
-    """Return `os.stat` of a file that can be read to an end: a pipe waits for a writer, a device may have no end.
-
-    Raises
-    ------
-    OSError
-        if it does not exist, or is a pipe (also that of `<(...)`), socket or device
-    """
+    """Return `os.stat` of a file; OSError for a pipe or socket, which waits, or a device, which may have no end."""
     status = os.stat(path)
     if (kind := _NO_FILES.get(stat.S_IFMT(status.st_mode))) is not None:
         raise OSError(errno.EINVAL, f"{kind}, where a file is needed", str(path))
@@ -106,19 +96,10 @@ def format_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-class TooLarge(InputError):
-    """A file, or a member of an archive, is larger than its limit."""
-
-
 def read_limited(file: IO[bytes], limit: int, name: str, what: str, expected: int = 0) -> bytes:
-    """Read the rest of a file or stream; raise TooLarge, without reading on, if that is more than `limit` bytes.
+    """Read the rest of a file or stream; InputError, without reading on, if that is more than `limit` bytes.
 
-    Parameters
-    ----------
-    file : file to read from
-    limit : bytes
-    name, what : name and kind of the file in the error, as in "NAME: is larger than 1 MiB, the limit of a WHAT"
-    expected : probable size in bytes, which is read at once; the rest is read in blocks
+    The error is "NAME: is larger than 1 MiB, the limit of a WHAT". The `expected` bytes are read at once.
     """
     data = file.read(min(limit, max(expected, _BLOCK_BYTES)) + 1)  # allocates as many bytes
     parts, left = [data], limit + 1 - len(data)
@@ -127,33 +108,24 @@ def read_limited(file: IO[bytes], limit: int, name: str, what: str, expected: in
         parts.append(data)
         left -= len(data)
     if left <= 0:
-        raise TooLarge(f"{name}: is larger than {format_bytes(limit)}, the limit of a {what}")
+        raise InputError(f"{name}: is larger than {format_bytes(limit)}, the limit of a {what}")
     return parts[0] if len(parts) <= 2 and not parts[-1] else b"".join(parts)
 
 
-def check_member(name: str, packed: int, size: int, limit: int, what: str, free: int = FREE_BYTES) -> None:
-    """Check the stated sizes of a member of an archive before it is read.
+def check_member(name: str, packed: int, size: int, limit: int, what: str) -> None:
+    """Check the stated sizes of a member of an archive, in bytes, before it is read; names as of :func:`read_limited`.
 
-    Parameters
-    ----------
-    name, what : see :func:`read_limited`
-    packed, size : compressed and decompressed size, in bytes
-    limit : bytes
-    free : size in bytes up to which any compression ratio is accepted
-
-    Raises
-    ------
-    TooLarge
-        if a size is negative or above `limit`, or is above `free` and more than :data:`RATIO` times the compressed size
+    InputError if one is negative, above `limit`, or above both :data:`FREE_BYTES` and :data:`RATIO` times the packed
+    one.
     """
     if min(packed, size) < 0:
-        raise TooLarge(f"{name}: the archive states a size of {min(packed, size)} bytes")
+        raise InputError(f"{name}: the archive states a size of {min(packed, size)} bytes")
     if size > limit:
-        raise TooLarge(f"{name}: {format_bytes(size)} are above {format_bytes(limit)}, the limit of a {what}")
-    if size > max(free, RATIO * packed):
-        raise TooLarge(
+        raise InputError(f"{name}: {format_bytes(size)} are above {format_bytes(limit)}, the limit of a {what}")
+    if size > max(FREE_BYTES, RATIO * packed):
+        raise InputError(
             f"{name}: {format_bytes(packed)} would be inflated to {format_bytes(size)}; the limit is {RATIO} times the "
-            f"size in the archive, or {format_bytes(free)}"
+            f"size in the archive, or {format_bytes(FREE_BYTES)}"
         )
 
 
@@ -164,31 +136,17 @@ def packed_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     return info.compress_size
 
 
-def check_method(info: zipfile.ZipInfo) -> None:
-    """Raise NotImplementedError for other methods than stored and deflate, whose blocks may have any size."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise NotImplementedError("compression method other than deflate")
-
-
 def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) -> bytes:
-    """Read a member of a zip file; never decompresses more than the header states.
+    """Read a member of a zip file of at most `limit` bytes; never decompresses more than the header states.
 
-    Parameters
-    ----------
-    archive, member : the zip file and the name of the member
-    limit : bytes
-    what : see :func:`read_limited`
-
-    Raises
-    ------
-    TooLarge
-        see :func:`check_member`
-    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, ValueError
-        if the member is damaged, encrypted or of an unsupported kind
+    Raises as :func:`check_member`; and BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError or
+    ValueError if it is damaged, encrypted or of an unsupported kind.
     """
     info = archive.getinfo(member)
     name = f"{archive.filename}:{member}"
-    check_method(info)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # blocks of other methods may have any size
+        raise NotImplementedError("compression method other than deflate")
     check_member(name, packed_size(archive, info), info.file_size, limit, what)
     with archive.open(info) as file:
         return read_limited(file, info.file_size, name, what, expected=info.file_size)
@@ -208,15 +166,10 @@ def inflate(data: bytes, size: int) -> bytes:
 
 
 def open_pillow(source: Path | IO[bytes]) -> Image.Image:
-    """Open an image with the readers of the documented formats only.
+    """Open an image with Pillow's readers of the documented formats only; errors as of `PIL.Image.open`.
 
-    Others of Pillow's readers run programs (EPS, WMF, and IPTC, which opens its content with any reader), or decode
-    before limits are checked (ICO).
-
-    Raises
-    ------
-    PIL.UnidentifiedImageError
-        for other formats; otherwise as `PIL.Image.open`
+    Other readers run programs (EPS, WMF, and IPTC, which opens its content with any reader), or decode before limits
+    are checked (ICO).
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -281,10 +234,7 @@ def check_sides(size: tuple[int, int], format: str) -> None:
 def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[None]:
     """Raise InputError for all errors of reading an image: Pillow's decoders raise nearly any for damaged files.
 
-    Parameters
-    ----------
-    path : path of the file, for the error
-    missing, unreadable : the error after the path, if the file does not exist and otherwise
+    The message is the path, then `missing` if the file does not exist, else `unreadable`.
     """
     try:
         yield
@@ -302,18 +252,8 @@ def read_ini(
     """Return the values of INI text by section and key, as `configparser` reads them, in linear time.
 
     `configparser` takes quadratic time for a line of blanks, for lines that are no keys, and for many sections. Nothing
-    is replaced in values.
-
-    Parameters
-    ----------
-    text, source : the text, and its name in errors
-    delimiters : characters of which the first ends a key
-    key : makes the key of its text
-
-    Raises
-    ------
-    InputError
-        naming the line, if it is not INI text, or a section or key occurs twice
+    is replaced in values. The first of the `delimiters` in a line ends its key, which `key` normalizes. InputError,
+    naming `source` and the line, if it is not INI text, or a section or key occurs twice.
     """
     found: dict[str, dict[str, list[str]]] = {}
     section: dict[str, list[str]] = {}
@@ -351,18 +291,9 @@ def read_ini(
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse untrusted JSON as `json.loads` does, except that whole numbers from 2^61 - 1 on become floats.
 
-    Those of equal hash, the rest of a division by this number, would make each lookup in a table as slow as in a list.
-
-    Parameters
-    ----------
-    data : the text
-    constant : called for NaN and Infinity, which are not JSON
-
-    Raises
-    ------
-    ValueError
-        if the text is not JSON, is nested too deeply, or holds more lists and objects than its size accounts for: each
-        takes some hundred bytes of memory
+    Numbers of equal hash, the rest of a division by this one, would make each lookup in a table as slow as in a list.
+    `constant` is called for NaN and Infinity. ValueError if the text is not JSON, is nested too deeply, or holds more
+    lists and objects than its size accounts for: each takes some hundred bytes of memory.
     """
     brackets = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
     containers = sum(data.count(bracket) for bracket in brackets)  # type: ignore[arg-type, misc]
@@ -391,13 +322,7 @@ def _integer_or_float(text: str) -> int | float:
 
 
 def whole_number(value: Any) -> int:
-    """Return an id of an untrusted file, which may be the text of a number.
-
-    Raises
-    ------
-    ValueError
-        if it is not a number, has a fraction, or needs more than 60 bits, see :func:`parse_json`
-    """
+    """Return an id of an untrusted file, a number or its text; ValueError unless it is whole and of at most 60 bits."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value) if value.isdecimal() else float(value)

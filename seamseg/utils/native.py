@@ -42,14 +42,10 @@ def disabled_reason() -> str | None:
 
 
 def find(name: str) -> ModuleSpec:
-    """Find a compiled library in the folder of this package, not that of another clone installed as editable.
+    """Find a compiled library in the folder of this package, not of another clone that is installed as editable.
 
-    In a clone it must match the sources, because the arguments of a kernel are not compared with its schema.
-
-    Raises
-    ------
-    ImportError
-        if there is none
+    ImportError if there is none, or, in a clone, if its sources have changed: the arguments of a kernel are not
+    compared with its schema.
     """
     spec = PathFinder.find_spec(f"seamseg.{name}", [str(_PACKAGE)])
     if spec is None or spec.loader is None or spec.origin is None:
@@ -73,15 +69,12 @@ def failed_builds() -> list[str]:
 
 
 def runs_on(code: str, capability: tuple[int, int]) -> bool:
-    """Return whether compiled CUDA code runs on a GPU; see "GPU compatibility" in NVIDIA's CUDA programming guide.
+    """Return whether compiled CUDA code runs on a GPU of a `(major, minor)` capability.
 
-    Parameters
-    ----------
-    code : machine code as "sm_80", which runs on the same major version with an equal or higher minor one (integrated
-        GPUs: on the same version only), or PTX as "compute_90", which runs on that capability and all above. With the
-        suffix "a" (sm_90a) both run on one capability only, with "f" (sm_100f) on a family: the same major version
-        with an equal or higher minor one
-    capability : (major, minor) of the GPU
+    By "GPU compatibility" of NVIDIA's CUDA programming guide: machine code (sm_80) runs on the same major version with
+    an equal or higher minor one (integrated GPUs: on the same version only), PTX (compute_90) on that capability and
+    all above. The suffix "a" (sm_90a) limits both to one capability, "f" (sm_100f) to a family: the same major version
+    with an equal or higher minor one.
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
@@ -95,15 +88,9 @@ def runs_on(code: str, capability: tuple[int, int]) -> bool:
 
 
 def uncovered_gpus(gpus: Mapping[str, tuple[int, int]]) -> tuple[str, str] | None:
-    """Return why the CUDA library does not run on all GPUs and the command that compiles it; None if it does.
+    """Return why the CUDA library does not run on all GPUs, given by name with (major, minor), and how to compile it.
 
-    Parameters
-    ----------
-    gpus : capability (major, minor) of each GPU, by its name for messages
-
-    Notes
-    -----
-    A library without a list of architectures, from an older build, is not checked.
+    None if it does, or its build has noted no architectures.
     """
     codes = _report().get("architectures")
     if not codes:

@@ -26,15 +26,9 @@ def option(
 ) -> Any:
     """Declare an option of a dataclass.
 
-    Parameters
-    ----------
-    text : for the documentation and, with flags in place of the names of other options in backticks, for `--help`
-    default : default of the field
-    metavar : name of the value in `--help`
-    group : title of its group in `--help`
-    flags : flags, separated by spaces, if not that of its name
-    choices : values that the command takes; None for any
-    several : "words" if several values follow, "flags" if the flag may be repeated
+    `text` is for the documentation and, with flags in place of the names of options in backticks, for `--help`, where
+    the option is in the `group` of this title. `flags`, separated by spaces, replace that of its name. The command
+    accepts only `choices`. `several` is "words" if several values follow, "flags" if the flag may be repeated.
     """
     told = {"text": text, "metavar": metavar, "group": group, "flags": flags, "choices": choices, "several": several}
     return dataclasses.field(default=default, metadata=told)

@@ -37,14 +37,7 @@ def is_quiet() -> bool:
 
 
 def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
-    """Iterate over `iterable` and show the progress on stderr.
-
-    Parameters
-    ----------
-    iterable : the work
-    total : number of items, by default `len(iterable)`
-    desc : what is being done
-    """
+    """Iterate over `iterable` and show the progress on stderr; `total` is the number of items, default its length."""
     return iter(iterable if _quiet else _bar(iterable, total, desc))
 
 

@@ -95,7 +95,7 @@ def begin_worker_process() -> None:
     SIGINT and SIGHUP are ignored, and SIGTERM unless the parent sends it: clusters signal whole process groups, and so
     does Ctrl-C. The parent decides when to stop, and needs the results until then.
     """
-    parent = end_with_parent()
+    parent = _end_with_parent()
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)
         threading.Thread(target=_end_at_signal, args=(parent,), daemon=True).start()
@@ -103,21 +103,14 @@ def begin_worker_process() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def end_with_parent(parent: int | None = None) -> int:
+def _end_with_parent() -> int:
     """End this process when its parent ends, even by SIGKILL: it would wait for work, or for a reader, forever.
 
-    Parameters
-    ----------
-    parent : process id of the parent; None for a process of multiprocessing, which knows it
-
-    Returns
-    -------
-    the process id of the parent
+    Return the id of the parent, another process of multiprocessing.
     """
-    if parent is None:
-        process = multiprocessing.parent_process()
-        assert process is not None and process.pid is not None
-        parent = process.pid
+    process = multiprocessing.parent_process()
+    assert process is not None and process.pid is not None
+    parent = process.pid
     if not _killed_by_kernel(parent):
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     elif os.getppid() != parent:

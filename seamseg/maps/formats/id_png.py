@@ -25,7 +25,7 @@ from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_of
-from seamseg.utils.limits import PHOTO_BYTES, open_file, open_pillow, read_limited, reading_image
+from seamseg.utils.limits import IMAGE_BYTES, open_file, open_pillow, read_limited, reading_image
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
@@ -136,7 +136,7 @@ def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
     with reading_image(path, "no such panoptic PNG", "not a readable PNG"):
         if data is None:
             with open_file(path) as file:
-                data = read_limited(file, PHOTO_BYTES, str(path), "panoptic PNG", os.fstat(file.fileno()).st_size)
+                data = read_limited(file, IMAGE_BYTES, str(path), "panoptic PNG", os.fstat(file.fileno()).st_size)
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None and has_kernel():
             _, height, width = fast

@@ -23,8 +23,8 @@ from seamseg.utils.files import is_hidden, nearest_path, read_bytes
 from seamseg.utils.image_memory import turn_of
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
+    IMAGE_BYTES,
     PATH_CHARACTERS,
-    PHOTO_BYTES,
     LimitedTarInfo,
     check_member,
     inflate,
@@ -85,7 +85,7 @@ class ArchiveMember:
             return self.crc == other.crc
         return self._content() == other._content()
 
-    def read_bytes(self, limit: int = PHOTO_BYTES, what: str = "image or map") -> bytes:
+    def read_bytes(self, limit: int = IMAGE_BYTES, what: str = "image or map") -> bytes:
         """Return the content of at most `limit` bytes, those of a `what`; InputError also for damage and conflicts."""
         self.check_conflict()
         return self._content(limit, what)
@@ -275,7 +275,7 @@ def _clean(path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def read_file(file: File, what: str = "source", limit: int = PHOTO_BYTES) -> bytes:
+def read_file(file: File, what: str = "source", limit: int = IMAGE_BYTES) -> bytes:
     """Read a file; InputError that names it `what` if it cannot be read or exceeds `limit` bytes."""
     return read_bytes(file, what, limit) if isinstance(file, Path) else file.read_bytes(limit, what)
 
