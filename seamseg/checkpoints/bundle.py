@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_json
 from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
@@ -39,16 +39,12 @@ from seamseg.models.network import Network
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, open_file, parse_json, read_member
+from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, open_file, read_member
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Everything that inference needs: the configuration of the network, its classes and its weights.
-
-    `licence` is the stated licence of the weights. `reference` is the
-    :func:`seamseg.data.input_size.reference_size` of the training, without overrides.
-    """
+    """A trained model; `licence` is that of the weights, `reference` the size of the input in training."""
 
     config: Config
     metadata: Metadata
@@ -64,56 +60,35 @@ def open_model(
     meta: str | Path | None = None,
     overrides: Sequence[str] = (),
 ) -> ModelFile:
-    """Open a trained model.
+    """Open a zip with a `*.tar` snapshot, a run folder, a folder of `seamseg convert-model`, `hf://...` or a snapshot.
 
-    Its kind is that of its configuration, else that of its modules. A configuration of another kind can be given for
-    weights that suffice for it: those of a panoptic network are also an instance segmentation network and a detector.
-
-    Parameters
-    ----------
-    path : a zip with a `*.tar` snapshot and usually `config.ini` and `metadata.bin`; a run folder; a folder of
-        `seamseg convert-model`, also on the hub (`hf://user/repo`); or a snapshot
-    config : INI file to use instead of the model's own
-    meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
-    overrides : `section.key=value` each
-
-    Raises
-    ------
-    InputError
-        if something is missing or inconsistent
+    `config` (an INI file) and `meta` (`metadata.bin`, or a folder that has one) replace those of the model. Its kind is
+    that of its configuration, else that of its modules. A configuration of another kind can be given for weights that
+    suffice for it: those of a panoptic network are also an instance segmentation network and a detector.
     """
-    _refuse_parts(Path(path))
-    found, snapshot = _read(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
     loading = (chosen if len(other) == len(overrides) else _config(found, snapshot, config, other, own)).dataloader
     reference = reference_size(loading.shortest_size, loading.longest_max_size)
-    model = ModelFile(chosen, _metadata(found, snapshot, meta), snapshot, found.name, found.licence, reference)
-    check_kind(model.snapshot, model.config, model.name)
+    metadata = _metadata(found, snapshot, meta)
+    _check_kind(snapshot, chosen, found.name)
     given = config is not None or any(text.startswith("general.kind") for text in overrides)
     if not given and found.kind not in (None, chosen.kind):
         stated = f"{CLASSES_NAME} states kind {found.kind!s:.40}"
-        raise InputError(f"{model.name}: {stated}, its {CONFIG_NAME} {chosen.kind}: copy the model again")
-    check_classes(model.snapshot, model.metadata, model.name)
-    return model
-
-
-def _refuse_parts(path: Path) -> None:
-    """Raise InputError for a file of a folder of transformers, which is opened as a whole."""
-    if path.name in (WEIGHTS_NAME, TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
-        raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
+        raise InputError(f"{found.name}: {stated}, its {CONFIG_NAME} {chosen.kind}: copy the model again")
+    check_classes(snapshot, metadata, found.name)
+    return ModelFile(chosen, metadata, snapshot, found.name, found.licence, reference)
 
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
-    """Open the weights of a model, of whatever configuration, with their classes; arguments as :func:`open_model`.
-
-    Raises
-    ------
-    InputError
-        if it is missing or broken, or its classes are not known
-    """
-    found, snapshot = _read(path)
+    """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -124,23 +99,23 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
-def _read(path: str | Path) -> tuple[_Parts, Snapshot]:
-    """Find the parts of a model, and read its weights."""
+def _find(path: str | Path) -> _Parts:
+    """Find the weights, the configuration and the classes of a model."""
     path = local_model(path)
+    if path.name in (WEIGHTS_NAME, TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
+        raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
     if path.is_dir():
-        found = _beside(snapshot_in(path))
-    elif path.suffix == WEIGHTS_ENDING:
-        found = _beside(path)
-    elif _is_published(path):
-        found = _from_zip(path)
-    else:
-        found = _Parts(path, str(path), None, None, str(path))
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    return _with_published_classes(found, snapshot), snapshot
+        return _beside(snapshot_in(path))
+    if path.suffix == WEIGHTS_ENDING:
+        return _beside(path)
+    if _is_published(path):
+        return _from_zip(path)
+    return _Parts(path, str(path), None, None, str(path))
 
 
-VISTAS_EXPERIMENT = "vistas_wrn38"
+_VISTAS_EXPERIMENT = "vistas_wrn38"
 """Experiment of the published semantic network of Mapillary Vistas, whose file holds no configuration."""
+_LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
 
 
 def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
@@ -150,11 +125,8 @@ def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
     if not recognised or "head" not in state or snapshot.config.strip() or found.config_text is not None:
         return found
-    text = find_experiment(VISTAS_EXPERIMENT).read_text(encoding="utf-8")
+    text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
     return replace(found, config_text=text, metadata=found.metadata or published_classes())
-
-
-_LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
 
 
 @dataclass(frozen=True)
@@ -181,17 +153,7 @@ def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple
     """Build a network and load a snapshot, whose configuration may be from an untrusted source.
 
     The network is first built on the meta device. It is given memory once the names and shapes of its tensors are found
-    to be those of the snapshot.
-
-    Parameters
-    ----------
-    build : builds the network
-    snapshot, name : see :func:`seamseg.checkpoints.snapshot.load_into`
-
-    Raises
-    ------
-    InputError
-        if the snapshot does not fit the network, or the network cannot be built
+    to be those of the snapshot. InputError if they are not, or the network cannot be built.
     """
     tensors = sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES)
     try:
@@ -267,23 +229,14 @@ STATEMENT_FORMAT = 1
 
 
 def read_statement(path: Path) -> dict[str, Any]:
-    """Read `metadata.json` of a folder of `seamseg convert-model`.
-
-    Raises
-    ------
-    InputError
-        if it is missing, too large, not JSON, or of a later format
-    """
-    try:
-        content = parse_json(read_bytes(path, "list of classes", CONFIG_BYTES))
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON, or a truncated one ({error}); copy it again") from None
-    found = content.get("format") if isinstance(content, dict) else None
+    """Read `metadata.json` of a folder of `seamseg convert-model`; InputError also for a later format."""
+    content = read_json(path, "list of classes")
+    found = content.get("format")
     if not isinstance(found, int) or found < 1:
         raise InputError(f"{path}: states no format: it was not written by `seamseg convert-model`")
     if found > STATEMENT_FORMAT:
         raise InputError(f"{path}: has format {found}, this version reads {STATEMENT_FORMAT}: update seamseg")
-    return dict(content)
+    return content
 
 
 def _is_published(path: Path) -> bool:
@@ -366,14 +319,9 @@ def _metadata(found: _Parts, snapshot: Snapshot, meta: str | Path | None) -> Met
 
 
 def kind_of(snapshot: Snapshot, name: str) -> str:
-    """Return the kind of network of a snapshot, according to its modules; `name` is the snapshot's, for errors.
+    """Return the kind of network of a snapshot, according to its modules; InputError if it holds no whole network.
 
     Panoptic for a network of its own, whose kind its configuration states.
-
-    Raises
-    ------
-    InputError
-        if it holds no whole network
     """
     state = snapshot.state_dict
     if WHOLE in state:
@@ -389,8 +337,8 @@ def kind_of(snapshot: Snapshot, name: str) -> str:
     return next((kind for kind in whole if masks or not KINDS[kind].has_masks), whole[0])
 
 
-def check_kind(snapshot: Snapshot, config: Config, name: str) -> None:
-    """Raise InputError if a snapshot lacks parts of the network of a configuration; arguments as :func:`kind_of`."""
+def _check_kind(snapshot: Snapshot, config: Config, name: str) -> None:
+    """Raise InputError if a snapshot lacks parts of the network of a configuration."""
     own, kind, network = kind_of(snapshot, name), config.kind, config.general.network
     if (WHOLE in snapshot.state_dict) != (network != SEAMLESS):
         raise InputError(f"{name}: holds another network than [general] network = {network} of its configuration")
@@ -408,13 +356,7 @@ def check_classes(
     source: str = "the metadata lists",
     remedy: str = "use the metadata.bin it was trained with",
 ) -> None:
-    """Compare the class counts of a snapshot's heads with the metadata's; `source` and `remedy` are for the message.
-
-    Raises
-    ------
-    InputError
-        if they differ
-    """
+    """Raise InputError, with `source` and `remedy`, if a snapshot's heads have another number of classes."""
     for part, key, minus, wanted, what in (
         ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
         ("cls", "weight", 0, metadata.num_classes, "classes"),

@@ -33,15 +33,11 @@ PARTS = tuple(_LAYERS)
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Which classes of a model correspond to each class of a data set.
+    """Which classes of a model correspond to each class of a data set, `classes`.
 
-    Attributes
-    ----------
-    classes : classes of the data set
-    table : :data:`NAMES`; the name of a packaged table; or an INI file whose section `[classes]` has entries
-        `class = class of the model`, or several of those separated by commas, of which those count that the model has:
-        all of them in an evaluation, the first one in pre-training. Upper and lower case are equal
-    option : parameter that the table was given as, for errors
+    `table` is :data:`NAMES`, the name of a packaged table, or an INI file whose section `[classes]` has entries
+    `class = class of the model`. Of several classes, separated by commas, the model's count: all in an evaluation, the
+    first in pre-training. Upper and lower case are equal. Errors name the parameter `option`.
     """
 
     classes: Metadata
@@ -51,16 +47,8 @@ class ClassTable:
     def matches(self, trained: Metadata, name: str, only_things: bool = False) -> list[list[int]]:
         """Return the indices of the classes of the model for each class, in the order of the table.
 
-        Parameters
-        ----------
-        trained : the classes of the model
-        name : name of the model, for errors
-        only_things : it is a detector: entries of stuff may name classes that it does not have
-
-        Raises
-        ------
-        InputError
-            if the table is missing or damaged, or names unknown classes; or no class has one of the model
+        With `only_things`, for a detector, entries of stuff may name classes that it does not have. InputError if the
+        table is missing or damaged, or names unknown classes; or no class has one of the model, `name`.
         """
         known = {_key(category): index for index, category in enumerate(trained.categories)}
         if self.table == NAMES:
@@ -122,26 +110,12 @@ class ClassTable:
     def remap(
         self, state: Mapping[str, Any], net: nn.Module, trained: Metadata, name: str
     ) -> tuple[dict[str, Any], list[str]]:
-        """Return the state of a pre-trained network for the classes of the data set.
+        """Return the state of a pre-trained network, by part, for the classes of the data set.
 
-        Rows of classes that no pre-trained one exists for are those of `net`, as are the box and mask layers of things
-        that were stuff in the pre-training.
-
-        Parameters
-        ----------
-        state : state of the pre-trained network by part
-        net : the network that is to load it, with its random weights
-        trained, name : see :meth:`matches`
-
-        Returns
-        -------
-        state : state by part; only parts in :data:`PARTS` change
-        fresh : a line for each class of which some layers start at random
-
-        Raises
-        ------
-        InputError
-            as :meth:`matches`, or if the state does not have the rows that its classes require
+        Only :data:`PARTS` change. Rows of classes that no pre-trained one exists for are those of `net`, which has
+        random weights, as are the box and mask layers of things that were stuff in the pre-training. Also return a line
+        for each class of which some layers start at random. InputError as :meth:`matches`, or if the state does not
+        have the rows that its classes require.
         """
         sources = self.sources(trained, name)
         first, of_things = trained.num_stuff, sources[self.classes.num_stuff :]

@@ -51,7 +51,7 @@ def is_foreign(model: str | Path) -> bool:
 def is_transformers(path: Path) -> bool:
     """Return whether a path is a folder of `save_pretrained`: its `config.json` names a type of model.
 
-    Those of our classifiers do not. A damaged one counts beside weights without a file of ours, for a fitting error.
+    Our classifiers name none. A damaged one counts beside weights without a file of ours, for a fitting error.
     """
     file = path / TRANSFORMERS_CONFIG_NAME
     try:
@@ -63,10 +63,10 @@ def is_transformers(path: Path) -> bool:
         return not ours and any((path / name).is_file() for name in (*_SAFETENSORS[:2], *_PICKLES[:2]))
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, what: str = "configuration") -> dict[str, Any]:
     """Read a JSON object; raise InputError if it is missing, too large or something else."""
     try:
-        content = parse_json(read_bytes(file, "configuration", CONFIG_BYTES))
+        content = parse_json(read_bytes(file, what, CONFIG_BYTES))
     except ValueError as error:
         raise InputError(f"{file}: not JSON, or a truncated one ({error}); copy it again") from None
     if not isinstance(content, dict):
@@ -75,13 +75,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_processor(folder: Path) -> dict[str, Any]:
-    """Read the settings of the image processor of a model of transformers; empty if it has none.
-
-    Raises
-    ------
-    InputError
-        if they are damaged
-    """
+    """Read the settings of the image processor of a model of transformers; empty if it has none."""
     if (file := folder / _PROCESSOR_NAME).is_file():
         return read_json(file)
     file = folder / _PROCESSOR_WITH_TOKENIZER_NAME
@@ -103,10 +97,7 @@ def files_to_download(folder: Path) -> Iterator[Sequence[str]]:
 def transformers_weights(folder: Path) -> list[Path]:
     """Return the files of the weights of a folder of transformers, safetensors if there are any.
 
-    Raises
-    ------
-    InputError
-        if there are none, or some of those that the index lists are missing
+    InputError if there are none, or some that the index lists are missing.
     """
     for single, index, _ in (_SAFETENSORS, _PICKLES):
         if (folder / single).is_file():
@@ -133,13 +124,7 @@ def _parts(folder: Path, index: Path) -> list[Path]:
 
 
 def torchvision_name(model: str | Path) -> tuple[str, Path | None]:
-    """Return the name of a network of torchvision, and the file of its weights if the model names one.
-
-    Raises
-    ------
-    InputError
-        if the name is malformed
-    """
+    """Return the name of a network of torchvision, and the file of its weights if the model names one."""
     match = re.fullmatch(re.escape(TORCHVISION) + r"(\w+)(?:\?weights=(.+))?", str(model))
     if match is None:
         raise InputError(f"{model}: malformed: write torchvision:NAME or torchvision:NAME?weights=FILE")
@@ -147,13 +132,7 @@ def torchvision_name(model: str | Path) -> tuple[str, Path | None]:
 
 
 def files_of_identity(model: Path) -> list[Path]:
-    """Return the files whose content decides what a model of another library computes.
-
-    Raises
-    ------
-    InputError
-        if it is malformed, or files are missing
-    """
+    """Return the files whose content decides what a model of another library computes."""
     if is_torchvision(model):
         _, file = torchvision_name(model)
         return [] if file is None else [file]

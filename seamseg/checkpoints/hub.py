@@ -40,27 +40,11 @@ def check_repo(repo: str) -> None:
 def fetch(
     uri: str, files: Sequence[str], further: Callable[[Path], Iterable[Sequence[str]]] = lambda folder: ()
 ) -> Path:
-    """Download a model, or return it from the cache.
+    """Download `hf://user/repo[@REVISION][/FILE]`, or find it in the cache; return its folder there, or FILE.
 
-    Parameters
-    ----------
-    uri : `hf://user/repo`, with `@REVISION` (branch, tag or commit), and with `/FILE` for one file
-    files : names of the files to download without FILE, or if FILE is the first of them, as far as the repository
-        holds them; it must hold the first
-    further : yields lists of patterns of further files of a repository, given the folder with the files so far, each
-        before the next is requested; if there are any, the first of `files` may be missing
-
-    Returns
-    -------
-    path of the folder in the cache, or of FILE
-
-    Raises
-    ------
-    InputError
-        if the URI is malformed, huggingface_hub is not installed, the repository, revision or file does not exist or
-        is not accessible, or `HF_HUB_OFFLINE` is set and the model is not in the cache
-    SeamsegError
-        if the hub cannot be reached and the model is not in the cache, or the download fails
+    Without FILE, or if FILE is the first of them, `files` are downloaded, as far as the repository holds them; it must
+    hold the first, unless `further`, called with the folder, yields patterns of more files. Each list of patterns is
+    downloaded before the next is requested.
     """
     match = _URI.fullmatch(uri)
     if match is None:
@@ -93,25 +77,9 @@ def fetch(
 
 
 def upload(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload the files of a folder as one commit; create the repository if it does not exist.
+    """Upload the files of a folder as one commit to `user/repo`, which is created if needed.
 
-    Parameters
-    ----------
-    folder : folder of the model and its card
-    repo : `user/repo`
-    private : create a private repository
-
-    Returns
-    -------
-    URI of the uploaded revision: `hf://user/repo@COMMIT`
-
-    Raises
-    ------
-    InputError
-        if the name is invalid, the repository is public but `private` is set, the model card is rejected, or the token
-        does not permit the upload
-    SeamsegError
-        if the hub cannot be reached or the upload fails
+    Return `hf://user/repo@COMMIT`. With `private`, an existing public repository is an InputError.
     """
     check_repo(repo)
     with quiet_hub(f"{_SCHEME}{repo}") as hub:
@@ -137,19 +105,7 @@ def hub_library(uri: str) -> Any:
 
 @contextmanager
 def quiet_hub(uri: str) -> Iterator[Any]:
-    """Yield the module huggingface_hub; convert errors to one line each, and show its progress on a terminal only.
-
-    Parameters
-    ----------
-    uri : URI of what is transferred, for errors
-
-    Raises
-    ------
-    InputError
-        if it does not exist, is not permitted, or is not in the cache and `HF_HUB_OFFLINE` is set
-    SeamsegError
-        for other errors, such as a hub that cannot be reached
-    """
+    """Yield the module huggingface_hub; its errors become one line, and its progress shows on a terminal only."""
     hub = hub_library(uri)
     silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
     verbosity = hub.utils.logging.get_verbosity()

@@ -45,13 +45,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], tuple[Mapping[str, Any], ...]], ...] = (
 
 
 def published_name(path: str | Path) -> str | None:
-    """Return the name of a published file by its MD5; None for another file.
-
-    Raises
-    ------
-    InputError
-        if it is one of the release 0.0.1, which later releases cannot use, or cannot be read
-    """
+    """Return the name of a published file by its MD5; None for another file; InputError for the release 0.0.1."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open_file(path) as file:
@@ -78,7 +72,7 @@ def without_prefix(state: Mapping[str, Any]) -> dict[str, Any]:
 def network_of(keys: Iterable[str]) -> str | None:
     """Return the name of the network that has these keys, without prefix; None for none of ours.
 
-    A WiderResNet and its A2 form have the same keys; the name is that of the first form.
+    A WiderResNet and its A2 form have the same keys; the first form is returned.
     """
     keys = set(keys)
     for pattern, tables in _FAMILIES:
@@ -95,23 +89,14 @@ def network_of(keys: Iterable[str]) -> str | None:
 
 
 def check_network(state: Mapping[str, Any], arch: str, own: Mapping[str, Tensor], name: str) -> None:
-    """Require that a state dict of a backbone belongs to the network `arch`, whose state dict is `own`.
-
-    Raises
-    ------
-    InputError
-        if it is that of another network, or of one with the other stem
-    """
+    """Raise InputError unless a state dict of a backbone fits the network `arch`, whose own is `own`, and its stem."""
     found = network_of(state)
     if found is not None and found != arch.removesuffix("_a2"):
         raise InputError(f"{name}: holds a {found}, the network is a {arch}")
     stored, expected = (weights.get("mod1.conv1.weight") for weights in (state, own))
-    if (
-        expected is None
-        or not isinstance(stored, Tensor)
-        or stored.dim() != 4
-        or stored.shape[-1] == expected.shape[-1]
-    ):
+    if expected is None or not isinstance(stored, Tensor) or stored.dim() != 4:
+        return
+    if stored.shape[-1] == expected.shape[-1]:
         return
     has, needs = ("three 3x3 convolutions", "true") if stored.shape[-1] == 3 else ("a 7x7 convolution", "false")
     raise InputError(f"{name}: its network begins with {has}: set input_3x3 to {needs}")

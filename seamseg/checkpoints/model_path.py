@@ -33,17 +33,7 @@ def is_exported(model: str | Path) -> bool:
 
 
 def local_model(model: str | Path) -> Path:
-    """Return the path of a model; one of the Hugging Face Hub, `hf://user/repo`, is downloaded.
-
-    The name of a network of torchvision, `torchvision:NAME`, is returned as it is.
-
-    Raises
-    ------
-    InputError
-        if it does not exist, see also :func:`seamseg.checkpoints.hub.fetch`
-    SeamsegError
-        if it cannot be downloaded
-    """
+    """Return the path of a model that exists; `hf://user/repo` is downloaded, `torchvision:NAME` returned as it is."""
     path = fetch(str(model), MODEL_FILES, files_to_download) if is_hub_uri(model) else Path(model)
     if is_torchvision(model) or os.path.exists(path):  # no error for a name that no file can have
         return path
@@ -70,13 +60,8 @@ def local_model(model: str | Path) -> Path:
 def digest(path: str | Path) -> str:
     """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred weights of a folder.
 
-    That of a model of another library is of its settings (configuration, processor, tokenizer) and weights; that of a
-    network of torchvision of its name and, if it names one, the file of its weights.
-
-    Raises
-    ------
-    InputError
-        if it cannot be read
+    For a model of another library, of its settings (configuration, processor, tokenizer) and weights; for a network of
+    torchvision, of its name and, if it names one, the file of its weights.
     """
     path = local_model(path)
     state = hashlib.sha256()
@@ -114,12 +99,6 @@ def snapshot_in(folder: Path) -> Path:
 
 
 def weights_at(path: str | Path) -> Path:
-    """Return the file of weights: a file itself, the preferred one of a folder, or that of `hf://user/repo`.
-
-    Raises
-    ------
-    InputError, SeamsegError
-        as :func:`local_model`; not for a missing file
-    """
+    """Return the file of weights: a file itself, existing or not, or the preferred one of a folder or `hf://...`."""
     found = local_model(path) if is_hub_uri(path) else Path(path)
     return snapshot_in(found) if found.is_dir() else found

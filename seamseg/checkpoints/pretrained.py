@@ -31,27 +31,12 @@ from seamseg.utils.errors import InputError
 
 
 def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
-    """Load the weights of a file that fit a network.
+    """Load the weights that fit a network: of all parts of a snapshot `FILE`, or of one, `PART:FILE`.
 
-    Parameters
-    ----------
-    net : the network
-    specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of the network's
-        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. It may be a safetensors
-        file, a folder with a model, or `hf://user/repo`. The moving average of the weights is loaded if the snapshot
-        has one
-    classes : class table by which the rows of the file's classes become those of the network; None loads layers as they
-        are, if their shapes fit
-
-    Returns
-    -------
-    LoadReport, with the tensors that did not fit, and the classes that start at random
-
-    Raises
-    ------
-    InputError
-        if the file is missing or broken, nothing in it fits, or its values are not finite; with `classes`, if the
-        classes of the file are not known, or do not fit the table
+    FILE is a snapshot, or a state dict of that part alone; it may be a safetensors file, a folder with a model, or
+    `hf://user/repo`. The moving average of the weights is loaded if there is one. `classes` maps the rows of the file's
+    classes to those of the network; without it, layers are loaded as they are, if their shapes fit. InputError if
+    nothing fits, or values are not finite.
     """
     part, path = _split(specification)
     if classes is not None and (part is None or part in PARTS):
@@ -89,13 +74,7 @@ def _load_other_classes(net: nn.Module, path: str, part: str | None, classes: Cl
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:
-    """Load the weights of a backbone (`body.weights` of the configuration); errors as :func:`load_pretrained`.
-
-    Parameters
-    ----------
-    net : the network
-    path : a file, or `timm` for the weights that timm has for a network of its own
-    """
+    """Load the weights of a backbone, `[body] weights`: a file, or `timm` for the weights of timm for its network."""
     body: Any = net.body
     backbone: Backbone = body if isinstance(body, Backbone) else body.backbone
     if path == "timm":

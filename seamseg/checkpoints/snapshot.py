@@ -47,10 +47,10 @@ class Snapshot:
     state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter; and optionally `ema`: the
         moving average of the weights, again by part
     training_meta : epoch, last_score, best_score, global_step
-    metadata : the classes it was trained on, as in `metadata.bin` without the images; None in those of the original
+    metadata : the classes it was trained on, as in `metadata.bin` without the images; None in the original's
     resume : the rest of the state for a bit-exact resume, see :mod:`seamseg.training.checkpointing.checkpoint`; None in
-        those of the original
-    components : custom ones that the training used, see :class:`seamseg.config.components.Record`
+        the original's
+    components : the custom ones that the training used
     """
 
     config: str
@@ -97,29 +97,14 @@ class LoadReport:
 
 
 def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
-    """Return what the file of a snapshot holds (docs/contract.md, section 1)."""
-    content: dict[str, Any] = {
-        "config": snapshot.config,
-        "state_dict": snapshot.state_dict,
-        "training_meta": snapshot.training_meta,
-    }
-    if snapshot.metadata is not None:
-        content["metadata"] = snapshot.metadata
-    if snapshot.resume is not None:
-        content["resume"] = snapshot.resume
-    if snapshot.components:
-        content["components"] = [asdict(record) for record in snapshot.components]
-    return content
+    """Return the content of the file of a snapshot (docs/contract.md, section 1)."""
+    content = {name: value for name, value in vars(snapshot).items() if value is not None}
+    components = content.pop("components")
+    return content | ({"components": [asdict(record) for record in components]} if components else {})
 
 
 def check_storable(value: Any, where: str) -> None:
-    """Raise InputError if a snapshot that holds a value could be written, but not be opened.
-
-    Parameters
-    ----------
-    value : numbers, texts, tensors, arrays, and lists and dicts of them
-    where : beginning of the message, what the value belongs to
-    """
+    """Raise InputError, which begins with `where`, if a snapshot with a value could be written, but not be opened."""
     if type(value) is Tensor:
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_nested or value.is_meta)
     elif type(value) is int:
@@ -149,13 +134,7 @@ def check_storable(value: Any, where: str) -> None:
 
 
 def write_tensors(path: Path, content: Any) -> None:
-    """Write a file with `torch.save` atomically, even if the machine crashes during the write.
-
-    Raises
-    ------
-    SeamsegError
-        if it cannot be written
-    """
+    """Write a file with `torch.save` atomically, even if the machine crashes during the write."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
@@ -177,20 +156,10 @@ def fsync_folder(folder: Path) -> None:
 
 
 def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = None) -> None:
-    """Read a whole snapshot and verify its checksums.
+    """Read a whole snapshot and verify its checksums; InputError if it is damaged, or `parse` refuses its content.
 
     torch writes a zip file with a CRC-32 of each record. Bytes that readers ignore (padding and dates between the
     records) are not covered. Snapshots of torch before 1.6 have no checksums: they are only loaded.
-
-    Parameters
-    ----------
-    path : path of the snapshot
-    parse : checks the content for a file with this name; default: :func:`parse_snapshot`
-
-    Raises
-    ------
-    InputError
-        if it is truncated or damaged, or not a snapshot
     """
     try:
         with open_file(path) as file:
@@ -228,18 +197,7 @@ def _cause_of(error: RuntimeError) -> BaseException:
 
 
 def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:
-    """Read a snapshot of this project or of the original, refusing pickled code.
-
-    Parameters
-    ----------
-    file : path or open binary file
-    name : name of the file for errors; default: the path
-
-    Raises
-    ------
-    InputError
-        if it is missing, truncated, contains code, or is not a snapshot
-    """
+    """Read a snapshot of this project or of the original, called `name` in errors; pickled code is refused."""
     name = name or str(file)
     return parse_snapshot(load_tensors(file, name), name)
 
@@ -286,12 +244,7 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
     """Read tensors and plain data, on the CPU, with `torch.load`, or a file of weights, `*.safetensors`.
 
     With `mmap`, the tensors of a path are mapped into memory instead of read. Weights are returned as `state_dict`, by
-    part if they are those of a network.
-
-    Raises
-    ------
-    InputError
-        if the file cannot be read or contains code
+    part if a network of ours has such. InputError if the file cannot be read or contains code.
     """
     if isinstance(file, (str, Path)):
         if str(file).endswith(WEIGHTS_ENDING):
@@ -352,21 +305,11 @@ def load_into(
     name: str = "snapshot",
     averaged: bool = True,
 ) -> LoadReport:
-    """Load the weights of a snapshot into a network.
+    """Load the weights of a snapshot, or their moving average if it has one, into a network.
 
-    Parameters
-    ----------
-    net : network with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none). Tensors on the
-        meta device get their memory, on the CPU, once the snapshot fits
-    snapshot : result of :func:`load_snapshot`
-    strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
-    name : name of the snapshot, for errors
-    averaged : load the moving average of the weights if the snapshot has one
-
-    Raises
-    ------
-    InputError
-        if `strict` and the snapshot does not fit the network; if a tensor holds values that are not finite
+    Tensors on the meta device get their memory, on the CPU, once the snapshot fits. Missing and unexpected parts or
+    tensors and other shapes are skipped and reported; if `strict`, InputError. Values that are not finite are an
+    InputError, too.
     """
     accepted, skipped = fitting(net, snapshot.weights(averaged), strict, name)
     for module in net.modules():

@@ -29,7 +29,7 @@ _PARTS = {"downsample.0": "proj_conv", "downsample.1": "proj_bn"}
 
 @dataclass(frozen=True)
 class BackboneReport:
-    """Result of :func:`convert_backbone`: number of tensors, missing keys, number of kernels with another sign."""
+    """Numbers of converted tensors and of kernels with another sign, and the missing keys."""
 
     converted: int
     missing: list[str]
@@ -39,21 +39,9 @@ class BackboneReport:
 def convert_backbone(
     net: str, out: str | Path, weights: str | Path | None = None, force: bool = False
 ) -> BackboneReport:
-    """Convert the weights of a torchvision ResNet to the state dict of a body.
+    """Convert the weights of a torchvision ResNet to the state dict of a body, for `[body] weights`.
 
-    Parameters
-    ----------
-    net : one of :data:`ARCHITECTURES`
-    out : file to write, for `seamseg train --pre-train body:OUT` and `[body] weights`
-    weights : state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1
-    force : overwrite an existing file
-
-    Raises
-    ------
-    InputError
-        if `out` exists, or the weights cannot be read or belong to another network
-    SeamsegError
-        if they cannot be downloaded or `out` cannot be written
+    `weights` is a state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1.
     """
     refuse_existing(Path(out), force)
     if weights is None:
@@ -69,12 +57,7 @@ def convert_backbone(
 def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tuple[dict[str, Tensor], list[str]]:
     """Rename the tensors of a torchvision state dict, and list the keys of the body that it lacks.
 
-    The classifier and the counters of batches are skipped.
-
-    Raises
-    ------
-    InputError
-        if the tensors belong to another network
+    The classifier and the counters of batches are skipped. InputError if the tensors belong to another network.
     """
     with torch.device("meta"):
         expected = ResNet(RESNETS[net], ABN).state_dict()
@@ -90,15 +73,11 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
 def body_tensors(
     source: Mapping[str, Tensor], expected: Mapping[str, Tensor], network: str, name: str
 ) -> dict[str, Tensor]:
-    """Return the tensors of a torchvision state dict by their keys in a body, which has those `expected`.
+    """Return the tensors of a torchvision state dict by their keys in a body, whose state dict is `expected`.
 
     The keys may have a prefix. A norm with a negative weight gets its absolute value, the scale of in-place ABN, and
-    the convolution before it the other sign: the function is the same, and other tensors are unchanged.
-
-    Raises
-    ------
-    InputError
-        if a tensor does not belong to the `network`, or there are several; `name` is that of the weights
+    the convolution before it the other sign: the function is the same, and other tensors are unchanged. InputError if
+    a tensor does not belong to the `network`, or there are several.
     """
     prefixes = resnet_prefixes(source)
     if len(prefixes) > 1:

@@ -19,18 +19,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, on the CPU; they are mapped into memory.
-
-    Parameters
-    ----------
-    path : path of the file
-    name : name of the file, for errors
-
-    Raises
-    ------
-    InputError
-        if it is missing, truncated, damaged or another kind of file, or safetensors is not installed
-    """
+    """Read the tensors of a safetensors file, on the CPU; they are mapped into memory. Errors call the file `name`."""
     load_file = weights_library(name).load_file
     try:
         with open_file(path) as file:
@@ -56,20 +45,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mapping[str, Tensor]) -> None:
-    """Write tensors as a safetensors file, atomically.
-
-    Parameters
-    ----------
-    path : path of the file
-    state : tensors by name, or state dicts by part, whose tensors get names `PART.KEY`
-
-    Raises
-    ------
-    InputError
-        if safetensors is not installed
-    SeamsegError
-        if the file cannot be written
-    """
+    """Write tensors by name, or state dicts by part, whose tensors get names `PART.KEY`, as a safetensors file."""
     save_file = weights_library(str(path)).save_file
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():

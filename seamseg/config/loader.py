@@ -10,26 +10,40 @@ from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seamseg.config import components
 from seamseg.config.bodies import layout_of
 from seamseg.config.checks import check
 from seamseg.config.components import NotLoaded
-from seamseg.config.experiments import packaged
-from seamseg.config.ini import Layer, Texts, layers_of, read_text
+from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.extensions import RECIPES
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.limits import read_ini
+from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, read_ini
 
 _LAYOUT = (("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
 """Keys whose values belong to one body."""
 
-_Change = tuple[str, str, str, str]
-"""An override, and its section, key and value."""
+_OVERRIDES = "`overrides`"
+"""Name of the overrides in errors."""
+
+_Texts = dict[str, dict[str, str]]
+"""Values by section and key."""
+
+_Origins = dict[tuple[str, str], str]
+"""The name of the file of each value, or :data:`_OVERRIDES`, by section and key."""
+
+
+class _Layer(NamedTuple):
+    """The values of a configuration, of one it builds on or of overrides; the folder is None for what has none."""
+
+    given: _Texts
+    source: str
+    folder: Path | None
 
 
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -53,7 +67,7 @@ def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[s
     # `Path.exists` raises an error for a name that no file can have
     if not os.path.exists(path):
         path = packaged(str(path)) or path
-    return config_from_string(read_text(path), kind, str(path), overrides, trusted=path.parent)
+    return config_from_string(_read_text(path), kind, str(path), overrides, trusted=path.parent)
 
 
 def config_from_string(
@@ -71,39 +85,63 @@ def config_from_string(
     :class:`NotLoaded`, and it must not build on another configuration. An `exported` network is not built from its
     configuration, and needs no components.
     """
-    files = layers_of(Layer(read_ini(text, source), source, trusted))
-    changes = [(override, *split_override(override)) for override in overrides]
-    loaded = _load_components(files, changes, exported)
     strict = trusted is not None
+    files = _with_bases(_Layer(read_ini(text, source), source, trusted))
+    loaded = _load_components(files, overrides, exported)
     files = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in files]
-    given, origins = _merged_files(files, kind or PANOPTIC)
-    own = dict(files[-1].given)
-    if "kind" in given["general"]:
-        # a file without a kind has the kind of its base
-        own["general"] = {**own.get("general", {}), "kind": given["general"]["kind"]}
-    given["general"].setdefault("kind", kind or PANOPTIC)
-    changed = _merge_overrides(given, changes)
-    origins |= dict.fromkeys(changed, "`overrides`")
+    changes = _checked_overrides(overrides)
+    given, origins = _merged([*files, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC)
     texts = _with_defaults(given, origins.get(("general", "kind"), source))
+
+    own = dict(files[-1].given)
+    if stated := [layer.given["general"]["kind"] for layer in files if "kind" in layer.given.get("general", {})]:
+        # a file without a kind has the kind of its base
+        own["general"] = {**own.get("general", {}), "kind": stated[-1]}
     if len(files) > 1:
-        _drop_replaced(texts, {*own, *(section for section, _ in changed)})
+        _drop_replaced(texts, {*own, *changes})
     for component in components.added_by(loaded):
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
-    if loaded and (strict or ("general", "components") in changed):
+    if loaded and (strict or "components" in changes.get("general", {})):
         texts["general"]["components"] = ", ".join(loaded)
-    _reset_ignored(texts, own, changed, source)
-    whole = f"{source} with `overrides`" if changed else source
-    return _typed(texts, source, origins, strict, whole, exported)
+    _reset_ignored(texts, own, origins, source)
+    return _typed(texts, source, origins, strict, exported)
 
 
-def _checked(given: Texts, source: str, strict: bool = True) -> Texts:
+def _read_text(path: Path, named_by: str = "") -> str:
+    """Return the text of a configuration file; InputError, which begins with `named_by`, if it cannot be read."""
+    if os.path.isdir(path):
+        raise InputError(f"{named_by}{path}: is a folder, not a config file")
+    if not os.path.exists(path):
+        raise InputError(f"{named_by}{path}: no such config file{near_files(path)}")
+    return decode_text(read_bytes(path, "config file", CONFIG_BYTES), path, "config file")
+
+
+def _with_bases(layer: _Layer) -> list[_Layer]:
+    """Return the configurations that one builds on, the first base first, and itself."""
+    layers, seen = [layer], {os.path.realpath(layer.source)}
+    while base := layer.given.get("general", {}).pop("base", "").strip():
+        names = f"{layer.source}: [general] base = {base:.80}: "
+        if layer.folder is None:
+            raise InputError(f"{names}a model must have a complete configuration")
+        path = layer.folder / base
+        if not os.path.exists(path):
+            path = packaged(base) or path
+        if os.path.realpath(path) in seen:
+            raise InputError(f"{names}a configuration cannot build on itself")
+        seen.add(os.path.realpath(path))
+        layer = _Layer(read_ini(_read_text(path, names), str(path)), str(path), path.parent)
+        layers.insert(0, layer)
+    return layers
+
+
+def _checked(given: _Texts, source: str, strict: bool = True) -> _Texts:
     """Return the values with the sections of components as `KIND NAME`; InputError for an unknown section or key.
 
-    Not checked are components that are not imported: with `strict`, only those of the package that a process does not
+    Components that are not imported are not checked: with `strict`, only those of the package that a process does not
     need.
     """
-    found: Texts = {}
+    found: _Texts = {}
     for section, values in given.items():
         part = components.parse_section(section)
         found.setdefault(section if part is None else " ".join(part), {}).update(values)
@@ -122,54 +160,47 @@ def _checked(given: Texts, source: str, strict: bool = True) -> Texts:
     return found
 
 
-def _merged_files(files: Sequence[Layer], kind: str) -> tuple[Texts, dict[tuple[str, str], str]]:
-    """Return the values of a file over its bases, and the file of each value by (section, key).
+def _checked_overrides(overrides: Sequence[str]) -> _Texts:
+    changes: _Texts = {}
+    for override in overrides:
+        section, key, value = split_override(override)
+        for name, values in _checked({section: {key: value}}, f"`overrides={override}`").items():
+            changes.setdefault(name, {}).update(values)
+    if changes.get("general", {}).get("base"):
+        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
+    return changes
 
-    A file that names another body than its bases does not inherit what belongs to that, and has the weights of the
-    losses of its own kind.
+
+def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, _Origins]:
+    """Return the values of the last layer over the others, with their origins.
+
+    A layer that names another body does not inherit the layout of the last one, nor, unless it consists of overrides,
+    its `body_params`. It has the weights of the losses of its own kind.
     """
-    given: Texts = {"general": {}, "body": {}}
-    origins: dict[tuple[str, str], str] = {}
-    for values, source, _ in files:
+    given: _Texts = {"general": {}, "body": {}}
+    origins: _Origins = {}
+    for values, source, _ in layers:
         own_kind = values.get("general", {}).get("kind", kind)
-        if values.get("body", {}).get("body", given["body"].get("body")) != given["body"].get("body"):
-            _remove(given, *_LAYOUT, ("body", "body_params"))
+        body = values.get("body", {})
+        if body.get("body", given["body"].get("body")) != given["body"].get("body"):
+            _remove(given, *_LAYOUT, *([] if source == _OVERRIDES else [("body", "body_params")]))
+        elif source == _OVERRIDES and "body_params" in body:
+            _remove(given, ("body", "out_channels"), ("body", "out_strides"))
         _convert_weights(given, kind, own_kind)
         for section, texts in values.items():
             given.setdefault(section, {}).update(texts)
             origins |= dict.fromkeys(((section, key) for key in texts), source)
         kind = own_kind
+    given["general"]["kind"] = kind
     return given, origins
 
 
-def _merge_overrides(given: Texts, changes: Sequence[_Change]) -> set[tuple[str, str]]:
-    """Merge overrides into the values of the files; return their (section, key).
-
-    Another body keeps its `body_params`. Channels and strides of the files belong to their body and `body_params`.
-    """
-    changed: Texts = {}
-    for override, section, key, value in changes:
-        for name, values in _checked({section: {key: value}}, f"`overrides={override}`").items():
-            changed.setdefault(name, {}).update(values)
-    if changed.get("general", {}).get("base"):
-        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
-    _convert_weights(given, given["general"]["kind"], changed.get("general", {}).get("kind", ""))
-    body = changed.get("body", {})
-    if body.get("body", given["body"].get("body")) != given["body"].get("body"):
-        _remove(given, *_LAYOUT)
-    elif "body_params" in body:
-        _remove(given, ("body", "out_channels"), ("body", "out_strides"))
-    for section, values in changed.items():
-        given.setdefault(section, {}).update(values)
-    return {(section, key) for section, values in changed.items() for key in values}
-
-
-def _remove(texts: Texts, *keys: tuple[str, str]) -> None:
+def _remove(texts: _Texts, *keys: tuple[str, str]) -> None:
     for section, key in keys:
         texts.get(section, {}).pop(key, None)
 
 
-def _with_defaults(given: Texts, kind_is_from: str) -> Texts:
+def _with_defaults(given: _Texts, kind_is_from: str) -> _Texts:
     """Return the values over the defaults of their kind of network, and of their network and body."""
     defaults = _defaults(given["general"]["kind"], kind_is_from)
     texts = {section: dict(values) for section, values in defaults.items()}
@@ -186,7 +217,7 @@ def _with_defaults(given: Texts, kind_is_from: str) -> Texts:
     return texts
 
 
-def _layout_texts(texts: Texts) -> dict[tuple[str, str], str]:
+def _layout_texts(texts: _Texts) -> dict[tuple[str, str], str]:
     """Return channels, strides and inputs of the body by (section, key); empty if they are not known."""
     try:
         params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
@@ -196,7 +227,7 @@ def _layout_texts(texts: Texts) -> dict[tuple[str, str], str]:
     return {} if layout is None else layout.texts()
 
 
-def _drop_replaced(texts: Texts, own: Collection[str]) -> None:
+def _drop_replaced(texts: _Texts, own: Collection[str]) -> None:
     """Remove the sections of components of a base that the configuration, or an override, replaces by others."""
     for section in [section for section in texts if section not in SECTIONS and section not in own]:
         kind, name = components.parse_section(section) or ("", "")
@@ -205,7 +236,7 @@ def _drop_replaced(texts: Texts, own: Collection[str]) -> None:
             del texts[section]
 
 
-def _load_components(files: Sequence[Layer], changes: Sequence[_Change], exported: bool = False) -> list[str]:
+def _load_components(files: Sequence[_Layer], overrides: Sequence[str], exported: bool = False) -> list[str]:
     """Import the components that the user names, and recipes that a model names; return their names."""
     loaded = []
     for given, _, folder in files:
@@ -214,7 +245,8 @@ def _load_components(files: Sequence[Layer], changes: Sequence[_Change], exporte
             # a model names modules of this package only
             names = [name for name in names if not exported and _is_recipe(name)]
         loaded += components.load(names, folder)
-    asked = [value for _, section, key, value in changes if (section, key) == ("general", "components")]
+    changes = map(split_override, overrides)
+    asked = [value for section, key, value in changes if (section, key) == ("general", "components")]
     return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
 
 
@@ -233,7 +265,7 @@ def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
 
 def load_components(overrides: Sequence[str]) -> None:
     """Import the components that overrides of `general.components` name."""
-    _load_components([], [(text, *split_override(text)) for text in overrides])
+    _load_components([], overrides)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -257,7 +289,7 @@ def config_to_string(config: Config) -> str:
     """
     defaults = _defaults(config.kind)
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
-    texts: Texts = {}
+    texts: _Texts = {}
     for section, cls in SECTIONS.items():
         hints = hints_of(cls)
         texts[section] = {}
@@ -281,16 +313,16 @@ def _formatted(keys: Any) -> dict[str, str]:
     return {spec.name: format_value(getattr(keys, spec.name)) for spec in fields(keys)}
 
 
-def _defaults(kind: str, source: str = "config") -> Texts:
+def _defaults(kind: str, source: str = "config") -> _Texts:
     if kind not in KINDS:
         raise InputError(f"{source}: unknown kind of network {kind!r:.80}: choose {', '.join(KINDS)}")
     return _read_defaults(kind)
 
 
 @cache
-def _read_defaults(kind: str) -> Texts:
+def _read_defaults(kind: str) -> _Texts:
     folder = resources.files("seamseg.config") / "defaults"
-    texts: Texts = {}
+    texts: _Texts = {}
     for name in ("base.ini", f"{kind}.ini"):
         for section, values in read_ini((folder / name).read_text(encoding="utf-8"), name).items():
             texts.setdefault(section, {}).update(values)
@@ -298,7 +330,7 @@ def _read_defaults(kind: str) -> Texts:
     return texts
 
 
-def _convert_weights(texts: Texts, own: str, asked: str) -> None:
+def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
     """Select the weights of the losses of another kind, if the text has those of its own kind, which include them."""
     text = texts.get("optimizer", {}).get("loss_weights")
     if text is None or own not in KINDS or asked not in KINDS or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
@@ -312,7 +344,7 @@ def _convert_weights(texts: Texts, own: str, asked: str) -> None:
         texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
-def _reset_ignored(texts: Texts, file: Texts, changed: Collection[tuple[str, str]], source: str) -> None:
+def _reset_ignored(texts: _Texts, file: _Texts, origins: _Origins, source: str) -> None:
     """Set keys that the network ignores to their defaults; InputError for those that `file` or an override has set."""
     kind, network = texts["general"]["kind"], texts["general"]["network"]
     uses = kind_of_network(kind, network).uses
@@ -325,18 +357,18 @@ def _reset_ignored(texts: Texts, file: Texts, changed: Collection[tuple[str, str
             if uses(section, spec.name):
                 continue
             text, default = texts[section][spec.name], defaults[section][spec.name]
-            origin = "`overrides`" if (section, spec.name) in changed else source
+            origin = origins.get((section, spec.name), source)
             is_set = text != default and (
                 spec.metadata["component"] is not None
                 or _parsed(section, spec, text, origin) != _parsed(section, spec, default, source)
             )
-            if is_set and ((section, spec.name) in changed or _is_refused(file, section, spec)):
+            if is_set and (origin == _OVERRIDES or _is_refused(file, section, spec)):
                 which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
                 raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
             texts[section][spec.name] = default
 
 
-def _is_refused(file: Texts, section: str, spec: Field[Any]) -> bool:
+def _is_refused(file: _Texts, section: str, spec: Field[Any]) -> bool:
     """Return whether a file sets a key that its own network ignores; not those that the original ignores as well."""
     general = file.get("general", {})
     kind = general.get("kind", PANOPTIC)
@@ -355,10 +387,9 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(
-    texts: Texts, source: str, origins: Mapping[tuple[str, str], str], strict: bool, whole: str, exported: bool
-) -> Config:
-    """Return the configuration of the values; `origins` are the names of files or overrides, by (section, key)."""
+def _typed(texts: _Texts, source: str, origins: _Origins, strict: bool, exported: bool) -> Config:
+    """Return the configuration of the values, once it is checked as a whole."""
+    whole = f"{source} with {_OVERRIDES}" if _OVERRIDES in origins.values() else source
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
