@@ -23,57 +23,28 @@ from seamseg.config.components import Made, NoKeys, register
 from seamseg.config.sections import key
 
 if TYPE_CHECKING:
-    from seamseg.data.reader import Reader
-    from seamseg.maps.evaluation.metric import Metric
-    from seamseg.maps.folder import ReadMap
-    from seamseg.maps.formats.metadata import ImageInfo, Metadata, parse_metadata
-    from seamseg.maps.images import open_image, open_map, open_mask
-    from seamseg.maps.visualize.maps import resize_map
-    from seamseg.models.backbones.base import Body, BodyContext
+    from seamseg.data.reader import Reader as Reader
+    from seamseg.maps.evaluation.metric import Metric as Metric
+    from seamseg.maps.folder import ReadMap as ReadMap
+    from seamseg.maps.formats.metadata import ImageInfo as ImageInfo
+    from seamseg.maps.formats.metadata import Metadata as Metadata
+    from seamseg.maps.formats.metadata import parse_metadata as parse_metadata
+    from seamseg.maps.images import open_image as open_image
+    from seamseg.maps.images import open_map as open_map
+    from seamseg.maps.images import open_mask as open_mask
+    from seamseg.maps.visualize.maps import resize_map as resize_map
+    from seamseg.models.backbones.base import Body as Body
+    from seamseg.models.backbones.base import BodyContext as BodyContext
     from seamseg.models.custom_network import CustomNetwork as Network
-    from seamseg.models.custom_network import NetworkContext
-    from seamseg.models.heads.custom import Head, HeadContext, Map
-    from seamseg.models.heads.semantic import SemanticImage
-    from seamseg.predicting.writers.base import OutputFormat
-    from seamseg.predicting.writers.images import ImageFormat
-    from seamseg.training.callbacks import Callback, Run
-
-__all__ = [
-    "Body",
-    "BodyContext",
-    "Callback",
-    "Head",
-    "HeadContext",
-    "ImageFormat",
-    "ImageInfo",
-    "Map",
-    "Metadata",
-    "Metric",
-    "Network",
-    "NetworkContext",
-    "OutputFormat",
-    "ReadMap",
-    "Reader",
-    "Run",
-    "SemanticImage",
-    "augmentation",
-    "body",
-    "callback",
-    "head",
-    "key",
-    "loss",
-    "metric",
-    "network",
-    "open_image",
-    "open_map",
-    "open_mask",
-    "optimizer",
-    "output_format",
-    "parse_metadata",
-    "reader",
-    "resize_map",
-    "scheduler",
-]
+    from seamseg.models.custom_network import NetworkContext as NetworkContext
+    from seamseg.models.heads.custom import Head as Head
+    from seamseg.models.heads.custom import HeadContext as HeadContext
+    from seamseg.models.heads.custom import Map as Map
+    from seamseg.models.heads.semantic import SemanticImage as SemanticImage
+    from seamseg.predicting.writers.base import OutputFormat as OutputFormat
+    from seamseg.predicting.writers.images import ImageFormat as ImageFormat
+    from seamseg.training.callbacks import Callback as Callback
+    from seamseg.training.callbacks import Run as Run
 
 _MODULES = {
     "ImageFormat": "seamseg.predicting.writers.images",
@@ -91,6 +62,9 @@ _MODULES = {
     "SemanticImage": "seamseg.models.heads.semantic",
     "resize_map": "seamseg.maps.visualize.maps",
 }
+
+__all__ = ["Network", "augmentation", "body", "callback", "head", "key", "loss", "metric", "network", "optimizer"]
+__all__ += ["output_format", "reader", "scheduler", *_MODULES]
 
 
 def augmentation(name: str, keys: type = NoKeys) -> Callable[[Made], Made]:

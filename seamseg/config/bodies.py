@@ -26,13 +26,9 @@ TIMM = "timm:"
 
 @dataclass(frozen=True)
 class BodyLayout:
-    """The stages of a backbone.
+    """Channels, if known here, and stride of the output of each stage, and the default inputs of the pyramid.
 
-    Attributes
-    ----------
-    out_channels, out_strides : channels and stride of the output of each stage, by name; no channels if they are not
-        known here
-    inputs : stages that are inputs of the pyramid by default, of strides 4, 8, 16 and 32 without dilation
+    Without dilation, the inputs have strides 4, 8, 16 and 32.
     """
 
     out_channels: Mapping[str, int]
@@ -90,22 +86,10 @@ BODIES: dict[str, BodyLayout] = {
 
 
 def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout | None:
-    """Return the stages of a backbone.
+    """Return the stages of `[body] body`; None for an unknown name, InputError for a body of a user without strides.
 
-    Parameters
-    ----------
-    body : its name in `[body] body`
-    params : its `[body] body_params`, of which `dilation` decides the strides, and `width` the channels of a ResNet;
-        values that are refused later are ignored here
-
-    Returns
-    -------
-    None for an unknown name
-
-    Raises
-    ------
-    InputError
-        for a body of a user without strides
+    Of its `body_params`, `dilation` decides the strides, and `width` the channels of a ResNet; values that are refused
+    later are ignored here.
     """
     params = params or {}
     layout, dilation, width = BODIES.get(body), params.get("dilation", 1), params.get("width")

@@ -26,24 +26,19 @@ from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 
 @dataclass(frozen=True)
 class ComponentKind:
-    """A kind of component.
-
-    Attributes
-    ----------
-    what : a line for `seamseg components`
-    key : `section.key` of the configuration that names one; empty if each section `[KIND NAME]` adds one
-    evaluated : an evaluation uses it although the configuration of the model does not name it
-    chosen : an option names it, not its section
-    needed : a model that has one does not open without it
-    defaults : built-in ones are only imported where they are used; elsewhere their sections are not checked
-    """
+    """A kind of component, with a line for `seamseg components`."""
 
     what: str
     key: str = ""
+    """`section.key` of the configuration that names one; empty if each section `[KIND NAME]` adds one."""
     evaluated: bool = False
+    """An evaluation uses it although the configuration of the model does not name it."""
     chosen: bool = False
+    """An option names it, not its section."""
     needed: bool = False
+    """A model that has one does not open without it."""
     defaults: bool = False
+    """Built-in ones are only imported where they are used; elsewhere their sections are not checked."""
 
 
 KINDS: dict[str, ComponentKind] = {
@@ -118,10 +113,7 @@ _REGISTERED: dict[tuple[str, str], Component] = {}
 def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made]:
     """Return a decorator that registers a class or function; arguments as of :mod:`seamseg.components`.
 
-    Raises
-    ------
-    InputError
-        if the name is not one, the options are not declared, or another component has the name
+    InputError if the name is not one, the options are not declared, or another component has the name.
     """
     plain = name.replace("-", "_") if KINDS[kind].chosen else name
     if not (plain.isascii() and plain.isidentifier() and plain == plain.lower()):

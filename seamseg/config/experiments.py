@@ -38,13 +38,7 @@ def packaged_classifier(name: str) -> Path | None:
 
 
 def find_experiment(name: str) -> Path:
-    """Return the file of a packaged experiment.
-
-    Raises
-    ------
-    InputError
-        if there is no such experiment; the message contains the nearest name
-    """
+    """Return the file of a packaged experiment; InputError, with the nearest name, if there is none."""
     path = packaged(name)
     if path is None:
         known = experiments()

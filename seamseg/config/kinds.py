@@ -12,11 +12,8 @@ from dataclasses import dataclass
 class Kind:
     """A kind of network.
 
-    Attributes
-    ----------
-    modules : parts of the network, each with its own state dict in a snapshot
-    losses : names of the losses, in the order of `[optimizer] loss_weights`
-    ignored : keys of the configuration without effect, `section.key`, or `section` for all of a section
+    Each of its `modules` has its own state dict in a snapshot. Its `losses` have the order of `[optimizer]
+    loss_weights`. The keys in `ignored`, `section.key` or a whole `section`, have no effect.
     """
 
     modules: tuple[str, ...]

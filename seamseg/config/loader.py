@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import cache
@@ -302,15 +302,11 @@ def config_to_string(config: Config) -> str:
             same = value == parse_value(text, hints[spec.name], {})
             texts[section][spec.name] = text if same else format_value(value)
     for section, keys in config.parts.items():
-        texts[section] = dict(keys.texts) if isinstance(keys, NotLoaded) else _formatted(keys)
+        texts[section] = _texts_of(keys)
     lines = []
     for section, values in texts.items():
         lines += [f"[{section}]", *(f"{name} = {text}".replace("\n", "\n\t") for name, text in values.items()), ""]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _formatted(keys: Any) -> dict[str, str]:
-    return {spec.name: format_value(getattr(keys, spec.name)) for spec in fields(keys)}
 
 
 def _defaults(kind: str, source: str = "config") -> _Texts:
@@ -465,15 +461,18 @@ def differences(old: Config, new: Config) -> list[str]:
     befores, afters = ({**{name: getattr(c, name) for name in SECTIONS}, **c.parts} for c in (old, new))
     found = []
     for section in dict.fromkeys([*befores, *afters]):
-        before, after = (_texts_of(sections.get(section)) for sections in (befores, afters))
-        if before is None or after is None:
-            found.append(f"[{section}] {'added' if before is None else 'removed'}")
+        if section not in befores or section not in afters:
+            found.append(f"[{section}] {'removed' if section in befores else 'added'}")
             continue
+        before, after = _texts_of(befores[section]), _texts_of(afters[section])
         for key in dict.fromkeys([*before, *after]):
             if (was := before.get(key, "")) != (now := after.get(key, "")):
                 found.append(f"{section}.{key}: {was or 'empty'} -> {now or 'empty'}")
     return found
 
 
-def _texts_of(keys: Any) -> Mapping[str, str] | None:
-    return keys.texts if isinstance(keys, NotLoaded) else _formatted(keys) if keys is not None else None
+def _texts_of(keys: Any) -> dict[str, str]:
+    """Return the values of a section as texts."""
+    if isinstance(keys, NotLoaded):
+        return dict(keys.texts)
+    return {spec.name: format_value(getattr(keys, spec.name)) for spec in fields(keys)}

@@ -35,13 +35,11 @@ def key(  # noqa: PLR0913
 ) -> Any:
     """Declare a key with its documentation and the limits of its value, or of each of its values.
 
-    Keys of components have a `default`; the defaults of the sections below are in packaged files.
-
-    Keys whose type allows None may be empty, which is read as None. Names of the kind of `component` are allowed
-    besides `choices`. `minimum` and `maximum` are allowed values, `above` is not;
-    `most` is the largest number of values. Maxima of sizes are far above any experiment: they protect from a
-    configuration that comes with an untrusted model. `ours` marks keys that the original does not have, see
-    :data:`our_key`.
+    Keys of components have a `default`; the defaults of the sections of a configuration are in packaged files. Keys
+    whose type allows None may be empty, which is read as None. Names of the kind of `component` are allowed besides
+    `choices`. `minimum` and `maximum` are allowed values, `above` is not; `most` is the largest number of values.
+    Maxima of sizes are far above any experiment: they protect from the configuration of an untrusted model. `ours`
+    marks keys that the original does not have, see :data:`our_key`.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
     metadata = {"doc": doc, "ours": ours, "choices": choices, "component": component, **limits}
@@ -428,14 +426,9 @@ class Config:
                 yield components.find(*found), keys
 
     def component(self, kind: str) -> tuple[Component, Any]:
-        """Return the component that a key of the configuration chooses, with its keys.
+        """Return the component that a key of the configuration chooses, with its options.
 
-        A component that declares no keys has the keys of the section that chooses it.
-
-        Raises
-        ------
-        InputError
-            if it is not loaded
+        A component that declares none has those of the section that chooses it. InputError if it is not loaded.
         """
         options = getattr(self, components.KINDS[kind].key.split(".")[0])
         found = components.find(kind, self.chosen(kind))

@@ -28,18 +28,10 @@ class ValueProblem(ValueError):
 
 
 def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
-    """Parse `text` as the type of a key.
+    """Parse a text as the resolved type of a key: bool, int, float, str, or a tuple, list or dict of them, or `| None`.
 
-    Parameters
-    ----------
-    text : text of the value as written in the file
-    annotation : resolved type of the key: bool, int, float, str, a `tuple`, `list` or `dict` of them, or one `| None`
-    limits : `choices`, `minimum`, `maximum` (both included), `above` (not included) and
-        `most`, the largest number of values; each may be missing
-
-    Raises
-    ------
-    ValueProblem
+    `limits` has `choices`, `minimum`, `maximum` (both included), `above` (not included) and `most`, the largest number
+    of values; each may be missing. Raises ValueProblem.
     """
     text = text.strip()
     kind, optional = split_optional(annotation)

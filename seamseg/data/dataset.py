@@ -40,36 +40,17 @@ class Transform(Protocol):
 
 
 class PanopticDataset(Dataset[dict[str, Any]]):
-    """Images of one split.
+    """Images of one split, as tensors of a :class:`Transform`.
 
     The random numbers of a sample (flip, scale, ...) depend on `seed`, the epoch and the image index alone (and its
     slot, where class-uniform sampling repeats an image): not on the number of workers, the order of loading or an
     interruption.
 
-    Parameters
-    ----------
-    root : data set, a folder unless it has another reader
-    split : name of the split, of a folder that of a list in `lst/`
-    transform : makes tensors, :class:`seamseg.data.transforms.TrainTransform`; its attribute `maps`, if it has one, has
-        the ground truth to read for custom heads or metrics
-    seed : seed of the random transforms
-    fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
-    replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
-        epoch and index
-    open_reader : opens what reads the data set
-
-    Attributes
-    ----------
-    reader : the opened :class:`seamseg.data.reader.Reader`
-    images : :class:`ImageInfo` by index
-    img_sizes : `(height, width)` by index, for the samplers
-    reading : one number in shared memory, the index of the image that is being read, -1 for none; None to record
-        nothing (:mod:`seamseg.data.workers`)
-
-    Raises
-    ------
-    InputError
-        if the data set, its metadata or the split is missing, invalid or empty
+    The attribute `maps` of the transform, if it has one, declares the ground truth to read for custom heads or metrics.
+    `fast_decode` decodes JPEG at the smallest sufficient size; it needs a :class:`TrainTransform`. An image that cannot
+    be read is replaced, with `replace_unreadable`, by another one of the same orientation, drawn by `seed`, epoch and
+    index. `reading` is one number in shared memory, the index of the image that is being read, -1 for none; None
+    records nothing (:mod:`seamseg.data.workers`).
     """
 
     def __init__(
@@ -121,13 +102,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return self.reader.file_name(index)
 
     def read(self, index: int) -> tuple[Image.Image, np.ndarray, ImageInfo]:
-        """Read image and mask (`L x H x W` int32) without any transform.
-
-        Raises
-        ------
-        InputError
-            naming the file, if one is missing or unreadable, or if their sizes differ
-        """
+        """Read image and mask (`L x H x W` int32) without any transform."""
         return self._read_image(index), self._read_masks(index), self.images[index]
 
     def void_share(self) -> float:
@@ -182,15 +157,10 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return nullcontext() if self._own is None else reader_errors(self._own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
-        """Return the dict that the transform makes.
+        """Return the dict that the transform makes, with `id`, `size` and `unreadable`.
 
-        Added are `id` and `size`, the original `(height, width)`, and `unreadable`: `(id, error)` of the images that
-        could not be read and that this one replaces.
-
-        Raises
-        ------
-        InputError
-            if the image cannot be read; with `replace_unreadable`, if none of :data:`MAX_ATTEMPTS` can
+        `size` is the original `(height, width)`. `unreadable` are `(id, error)` of the images that could not be read
+        and that this one replaces. InputError if the image, or none of :data:`MAX_ATTEMPTS`, can be read.
         """
         epoch, index, slot = SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(self.epoch, key, key)
         unreadable: list[tuple[str, str]] = []

@@ -14,15 +14,10 @@ MAX_ASPECT = 4
 
 
 def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
-    """Return the size of the network input for an image of a size.
+    """Return the size of the network input for an image of a size, `(height, width)` or the other way round.
 
-    The shortest side becomes `shortest`, unless the longest side would then exceed `longest`, which it becomes
+    The shortest side becomes `shortest` pixels, unless the longest side would then exceed `longest`, which it becomes
     instead; both sides are truncated to whole pixels, `int(side * scale)`, and are at least 1.
-
-    Parameters
-    ----------
-    size : `(height, width)` or `(width, height)`; the result has the same order
-    shortest, longest : length of the sides in pixels; no limit on the longest side if it is None
     """
     scale = shortest / min(size)
     if longest is not None and int(max(size) * scale) > longest:

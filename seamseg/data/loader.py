@@ -70,14 +70,8 @@ def translate_worker_errors(loader: DataLoader[Any]) -> Iterator[None]:
 class LoaderOptions:
     """Options of :func:`train_loader`.
 
-    Attributes
-    ----------
-    num_workers : processes that read images; 0 reads in the main process
-    pin_memory : put the batches into page-locked memory
-    seed, rank : seed and rank for the random numbers of the workers and of `class_uniform`
-    persistent_workers : keep the workers over epochs
-    prefetch : batches that each worker prepares ahead
-    class_uniform : fraction of the draws that :class:`ClassUniformSampling` replaces
+    With `num_workers=0` the main process reads the images. `prefetch` is the number of batches that each worker
+    prepares ahead, `class_uniform` the fraction of the draws that :class:`ClassUniformSampling` replaces.
     """
 
     num_workers: int = 0
@@ -104,38 +98,27 @@ def train_loader(
     """Return a loader of batches in the order of a sampler; call :func:`set_epoch` before each pass.
 
     The batches do not depend on `num_workers`, `persistent_workers` and `prefetch`, and torch's global RNG is not used.
-
-    Parameters
-    ----------
-    dataset : a :class:`PanopticDataset`, or another one that accepts :class:`seamseg.data.samplers.SampleIndex`
-    batch_sampler : yields lists of indices; becomes `batch_sampler.sampler` of the loader
-    collate_fn : makes a batch; default: :func:`collate`
-
-    Raises
-    ------
-    InputError
-        if `options.class_uniform` is not 0 to 1
+    The data set accepts :class:`seamseg.data.samplers.SampleIndex`. `collate_fn` defaults to :func:`collate`.
     """
-    o = options
     replace = None
-    if o.class_uniform:
+    if options.class_uniform:
         assert isinstance(dataset, PanopticDataset)
-        replace = ClassUniformSampling(dataset.images, o.class_uniform, o.seed)
+        replace = ClassUniformSampling(dataset.images, options.class_uniform, options.seed)
     reading = None
-    if o.num_workers:
+    if options.num_workers:
         with starting_workers("dataloader.num_workers"):
-            reading = torch.full((o.num_workers,), -1, dtype=torch.int64).share_memory_()
+            reading = torch.full((options.num_workers,), -1, dtype=torch.int64).share_memory_()
     return BatchLoader(
         dataset,
         batch_sampler=EpochBatchSampler(batch_sampler, replace),
-        num_workers=o.num_workers,
-        pin_memory=o.pin_memory,
+        num_workers=options.num_workers,
+        pin_memory=options.pin_memory,
         collate_fn=collate_fn or collate,
-        worker_init_fn=WorkerSeed(o.seed, o.rank, reading=reading),
-        persistent_workers=o.persistent_workers and o.num_workers > 0,
-        prefetch_factor=o.prefetch if o.num_workers else None,
+        worker_init_fn=WorkerSeed(options.seed, options.rank, reading=reading),
+        persistent_workers=options.persistent_workers and options.num_workers > 0,
+        prefetch_factor=options.prefetch if options.num_workers else None,
         # otherwise each pass draws from the global RNG, and a resumed run differs from an uninterrupted one
-        generator=torch.Generator().manual_seed(o.seed),
+        generator=torch.Generator().manual_seed(options.seed),
     )
 
 
@@ -187,11 +170,8 @@ def collate(items: Sequence[dict[str, Any]]) -> Batch:
 class UnreadableImages:
     """Counts the images of an epoch that could not be read and were replaced by others.
 
-    Parameters
-    ----------
-    limit : fraction of the images of an epoch that may be unreadable
-    images : number of images per epoch in this process
-    warn : called once for each file
+    `limit` is the fraction of the `images` of this process in an epoch that may be unreadable. `warn` is called once
+    for each file.
     """
 
     def __init__(self, limit: float, images: int, warn: Callable[[str], None]) -> None:
@@ -211,13 +191,7 @@ class UnreadableImages:
         self._of_epoch = {}
 
     def add(self, unreadable: Iterable[tuple[str, str]]) -> None:
-        """Count the unreadable images of a batch, `(id, error)` each (:class:`seamseg.structures.Batch`).
-
-        Raises
-        ------
-        InputError
-            if more images of the epoch are unreadable than the limit allows
-        """
+        """Count the unreadable images of a batch, `(id, error)` each; InputError beyond the limit."""
         self._of_epoch.update(unreadable)
         if self.count > self.limit * self._images:
             first = list(self._of_epoch.values())[:3]

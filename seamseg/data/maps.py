@@ -39,13 +39,7 @@ class MapValues(NamedTuple):
 
 
 def declared_maps(config: Config, *kinds: str) -> dict[str, ReadMap]:
-    """Return the ground truth that the components of some kinds read, by name.
-
-    Raises
-    ------
-    InputError
-        if a declaration is none, or two have one name and are different
-    """
+    """Return the ground truth that the components of some kinds read, by name."""
     found: dict[str, ReadMap] = {}
     for component, _ in (pair for kind in kinds for pair in config.components(kind)):
         for name, spec in getattr(component.make, "reads", {}).items():
@@ -58,18 +52,9 @@ def declared_maps(config: Config, *kinds: str) -> dict[str, ReadMap]:
 
 
 def map_values(stored: np.ndarray | None, spec: ReadMap, size: tuple[int, int], name: str) -> MapValues:
-    """Convert what a reader has read.
+    """Convert the map that a reader has read for an image of `(height, width)`; errors call it `name`.
 
-    Parameters
-    ----------
-    stored : `H x W`, or `channels x H x W`, numbers; None for an image without a file
-    size : `(height, width)` of the image
-    name : path of the map in errors, without an ending
-
-    Raises
-    ------
-    InputError
-        if it is missing although `spec` is not optional, or has another shape, or no numbers
+    `stored` are numbers, `H x W` or `channels x H x W`; None for an image without a file.
     """
     shape = (spec.channels, *size)
     if stored is None:
@@ -98,15 +83,10 @@ def map_values(stored: np.ndarray | None, spec: ReadMap, size: tuple[int, int], 
 def scale_and_crop(
     source: MapValues, size: tuple[int, int], window: tuple[int, int, int, int], flip: bool, scale: float
 ) -> MapValues:
-    """Scale and crop a map.
+    """Scale and crop a map of the whole image.
 
-    Parameters
-    ----------
-    source : map of the whole image
-    size : `(height, width)` that the image is scaled to
-    window : `(y0, x0, height, width)` of the crop of the scaled image
-    flip : whether the image is to be mirrored afterwards, see :func:`nearest_pixels`
-    scale : see :class:`seamseg.data.transforms.AugmentationParams`
+    The image is scaled to `size`, `(height, width)`, cropped to the `window`, `(y0, x0, height, width)`, and, with
+    `flip`, mirrored afterwards. For `scale` see :class:`seamseg.data.transforms.AugmentationParams`.
     """
     values, spec = source
     factor = value_factor(spec.scale, size[1] / values.shape[-1], scale)

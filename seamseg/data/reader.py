@@ -105,15 +105,7 @@ OpenReader = Callable[[str | Path, str], Reader]
 
 
 def open_reader(config: Config, root: str | Path, split: str) -> Reader:
-    """Open the reader that `[dataloader] reader` chooses.
-
-    Raises
-    ------
-    InputError
-        if it is not loaded, or the data set is missing or broken
-    SeamsegError
-        if it fails otherwise
-    """
+    """Open the reader that `[dataloader] reader` chooses."""
     component, keys = config.component("reader")
     with reader_errors(component, str(root)):
         made = component.make(Path(root), split, keys)
@@ -125,13 +117,7 @@ def open_reader(config: Config, root: str | Path, split: str) -> Reader:
 
 
 def check_masks(masks: np.ndarray, info: ImageInfo, name: str) -> np.ndarray:
-    """Return masks as int32.
-
-    Raises
-    ------
-    InputError
-        if they are not integers `L x H x W` of the size of an image, or have an id without a class
-    """
+    """Return masks as int32; InputError unless they are integers `L x H x W` of an image, with a class for each id."""
     if masks.ndim != 3 or masks.shape[1:] != info.size or masks.dtype.kind not in "iu" or len(masks) == 0:
         raise InputError(f"{name}: the masks are {masks.dtype} of {masks.shape}, expected integers L x {info.size}")
     lowest, highest = int(masks.min()), int(masks.max())
@@ -158,13 +144,7 @@ class FolderReader(Reader):
             return str(self.root / "img" / self.images[index].id)
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """Read an image; a JPEG may be reduced.
-
-        Raises
-        ------
-        InputError
-            naming the file, if it is missing or unreadable, or of another size than in the metadata
-        """
+        """Read an image, whose size must be that of the metadata; a JPEG may be reduced."""
         info = self.images[index]
         path = self.folder.image_path(info.id)
         if at_least is None:
@@ -186,13 +166,7 @@ class FolderReader(Reader):
         return self.folder.read_mask(self.images[index].id)
 
     def read_map(self, index: int, folder: str) -> np.ndarray | None:
-        """Read a file of a further folder, `FOLDER/ID.png` or `FOLDER/ID.npy`; None if there is none.
-
-        Raises
-        ------
-        InputError
-            if there is no such folder, or the file cannot be read
-        """
+        """Read `FOLDER/ID.png` or `FOLDER/ID.npy`; None if there is none, InputError if there is no such folder."""
         stem = join_inside(self.root / folder, self.images[index].id)
         for ending in MAP_ENDINGS:
             if (path := stem.with_name(stem.name + ending)).is_file():

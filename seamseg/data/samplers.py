@@ -20,14 +20,7 @@ from seamseg.utils.errors import InputError
 
 
 class EpochSegment(NamedTuple):
-    """A part of an epoch with a constant number of processes and a constant batch size.
-
-    Attributes
-    ----------
-    world : number of processes
-    batch_size : images per batch and process
-    done : batches that each process has trained on
-    """
+    """A part of an epoch: number of processes, batch size of a process, batches that each process has trained on."""
 
     world: int
     batch_size: int
@@ -42,17 +35,8 @@ class ARBatchSampler(Sampler[list[int]]):
     uninterrupted one. It equals the order of the original for a run that starts at epoch 0: the original shuffles its
     lists in place each epoch, hence epoch e is the product of the permutations of epochs 0 to e.
 
-    Parameters
-    ----------
-    img_sizes : `(height, width)` of each image
-    batch_size : images per batch
-    drop_last : drop a last batch that is not full
-    epoch, seed : epoch and seed of the shuffling
-
-    Raises
-    ------
-    InputError
-        if there is no image or no full batch
+    `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not full. InputError if there is no image
+    or no full batch.
     """
 
     def __init__(
@@ -147,11 +131,6 @@ class DistributedARBatchSampler(ARBatchSampler):
     An epoch may be interrupted and continued with another number of processes or another batch size, several times:
     :meth:`continue_from` takes what was done, and the next pass yields exactly the remaining images. No image is read
     to get there.
-
-    Parameters
-    ----------
-    img_sizes, batch_size, drop_last, epoch, seed : see :class:`ARBatchSampler`; `batch_size` is that of one process
-    num_replicas, rank : number of processes, and the index of this one
     """
 
     def __init__(
@@ -177,12 +156,10 @@ class DistributedARBatchSampler(ARBatchSampler):
         self.segments = (EpochSegment(self.num_replicas, self.batch_size, 0),)
 
     def continue_from(self, segments: Sequence[EpochSegment]) -> None:
-        """Start the next pass over the epoch after what was done of it; call it after :meth:`set_epoch`.
+        """Start the next pass over the epoch after what was done of it, in order; call it after :meth:`set_epoch`.
 
-        Parameters
-        ----------
-        segments : what was done, in order; `self.segments` then ends with the segment that starts now, which is the
-            last of these if it has the same number of processes and the same batch size
+        `self.segments` then ends with the segment that starts now, which is the last of these if it has the same number
+        of processes and the same batch size.
         """
         now = (self.num_replicas, self.batch_size)
         done = tuple(segment for segment in segments[:-1] if segment.done)
@@ -228,13 +205,9 @@ def shard(length: int, num_replicas: int, rank: int) -> range:
 
 
 class SampleIndex(NamedTuple):
-    """An index into the data set that carries the epoch, so that workers may persist over epochs.
+    """An index into the data set that carries the epoch, on which augmentation depends: workers persist over epochs.
 
-    Attributes
-    ----------
-    epoch : epoch of the training; augmentation depends on it
-    image : index of the image in the data set
-    slot : the index that the sampler drew; differs from `image` where class-uniform sampling replaced the image
+    `slot` is the index that the sampler drew; class-uniform sampling may have replaced it by another `image`.
     """
 
     epoch: int
@@ -245,14 +218,8 @@ class SampleIndex(NamedTuple):
 class EpochBatchSampler(Sampler[list[SampleIndex]]):
     """Wraps a batch sampler: its indices become :class:`SampleIndex`.
 
-    It keeps no count of batches: a sampler that starts in the middle of an epoch yields the indices of an
-    uninterrupted one.
-
-    Parameters
-    ----------
-    sampler : yields lists of indices; decides the order and, with its `set_epoch`, where an epoch starts
-    replace : maps `(epoch, index)` to the index of the image to load, see :class:`ClassUniformSampling`; None to load
-        the drawn image
+    It keeps no count of batches: the sampler decides the order and, with its `set_epoch`, where an epoch starts.
+    `replace` maps `(epoch, index)` to the index of the image to load, see :class:`ClassUniformSampling`.
     """
 
     def __init__(self, sampler: Sampler[list[int]], replace: Callable[[int, int], int] | None = None) -> None:
@@ -281,18 +248,7 @@ class ClassUniformSampling:
 
     Landscape images are replaced by landscape ones and portrait (and square) ones by portrait ones, so that the batches
     of :class:`ARBatchSampler` keep a similar aspect ratio. The replacement of an image depends on `seed`, the epoch and
-    the image alone: not on the number of processes or on where the epoch was resumed.
-
-    Parameters
-    ----------
-    images : images of the data set
-    fraction : fraction of the draws that are replaced, 0 to 1
-    seed : seed of the draws
-
-    Raises
-    ------
-    InputError
-        if `fraction` is not between 0 and 1
+    the image alone: not on the number of processes or on where the epoch was resumed. `fraction` is 0 to 1.
     """
 
     def __init__(self, images: Sequence[ImageInfo], fraction: float, seed: int = 0) -> None:

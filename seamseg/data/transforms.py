@@ -36,17 +36,7 @@ def pil_to_tensor(image: Image.Image) -> Tensor:
 
 
 class Normalise:
-    """Converts bytes to the values of the network input: `(x / 255 - mean) / std`.
-
-    Parameters
-    ----------
-    rgb_mean, rgb_std : mean and standard deviation of the values of each channel, in 0..1; None to omit one
-
-    Raises
-    ------
-    InputError
-        if they are not three numbers each, or a deviation is not positive
-    """
+    """Converts bytes to the values of the network input: `(x / 255 - mean) / std`, by channel; None omits one."""
 
     def __init__(self, rgb_mean: Sequence[float] | None, rgb_std: Sequence[float] | None) -> None:
         for name, values in (("rgb_mean", rgb_mean), ("rgb_std", rgb_std)):
@@ -76,17 +66,7 @@ class Normalise:
 
 
 def finish_image(pixels: Tensor, deferred: DeferredTransform, normalise: Normalise) -> Tensor:
-    """Apply colour jitter, then flip, then normalisation.
-
-    Parameters
-    ----------
-    pixels : `3 x H x W` uint8
-    deferred : the sampled flip and colour factors of the image
-
-    Returns
-    -------
-    `3 x H x W` float32
-    """
+    """Apply colour jitter, then flip, then normalisation to `3 x H x W` uint8; return float32."""
     if deferred.jitter is not None:
         # the same memory layout on every device: the mean used by contrast depends on the order of its sum
         pixels = jitter(pixels.contiguous(), deferred.jitter)
@@ -96,12 +76,9 @@ def finish_image(pixels: Tensor, deferred: DeferredTransform, normalise: Normali
 
 
 def jitter(pixels: Tensor, factors: tuple[float, float, float, float]) -> Tensor:
-    """Change brightness, contrast and saturation by factors and shift the hue, in this order.
+    """Change brightness, contrast and saturation by factors and shift the hue, in turns of -0.5 to 0.5, in this order.
 
-    Parameters
-    ----------
-    pixels : `3 x H x W` uint8, not modified
-    factors : factors of brightness, contrast and saturation, 1 for no change; shift of the hue in turns, -0.5 to 0.5
+    The pixels, `3 x H x W` uint8, are not modified.
     """
     from torchvision.transforms.v2 import functional  # takes a second to import
 
@@ -126,17 +103,10 @@ def flip_boxes(boxes: Tensor, width: int) -> Tensor:
 class AugmentationOptions:
     """Random augmentation of training images.
 
-    Attributes
-    ----------
-    random_flip : mirror left-right with probability 0.5
-    random_scale : factor of the shortest size, drawn uniformly between two values or from more than two
-    crop_size : `(height, width)` of a crop of the scaled image where it is larger; None for no crop
-    color_jitter : largest change of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns)
-
-    Raises
-    ------
-    InputError
-        if a value is out of range
+    The probability of the flip is 0.5. The factor of the shortest size, `random_scale`, is drawn uniformly between two
+    values or from more than two. `crop_size` is the `(height, width)` of a crop of the scaled image where that is
+    larger. `color_jitter` are the largest changes of brightness, contrast and saturation (factors `1 - x` to `1 + x`)
+    and hue (turns).
     """
 
     random_flip: bool = False
@@ -158,12 +128,8 @@ class AugmentationOptions:
 class AugmentationParams:
     """The sampled augmentation of one image.
 
-    Attributes
-    ----------
-    size : `(height, width)` that the image is scaled to
-    window : `(y0, x0, height, width)` of the crop of the scaled image, before the flip; all of it without a crop
-    deferred : flip and colour jitter
-    scale : width as a fraction of that in :func:`seamseg.data.input_size.reference_size`
+    The image is scaled to `size`, `(height, width)`, and cropped to the `window`, `(y0, x0, height, width)`, before the
+    flip. `scale` is the width as a fraction of that in :func:`seamseg.data.input_size.reference_size`.
     """
 
     size: tuple[int, int]
@@ -175,12 +141,8 @@ class AugmentationParams:
 class AugmentedImage(NamedTuple):
     """An image and its targets after scaling and cropping, before colour jitter, flip and normalisation.
 
-    Attributes
-    ----------
-    pixels : `H x W x 3` uint8
-    ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
-    cat, iscrowd : class, int64, and crowd flag, uint8, by id
-    maps : ground truth of custom heads by name
+    `pixels` are `H x W x 3` uint8; `ids` are `L x H x W` instance ids without gaps in the narrowest type, 0 void; `cat`
+    and `iscrowd` are class, int64, and crowd flag, uint8, by id; `maps` are ground truth of custom heads by name.
     """
 
     pixels: np.ndarray
@@ -193,14 +155,9 @@ class AugmentedImage(NamedTuple):
 class TrainTransform:
     """Converts an image and its mask to network input and targets, with random augmentation.
 
-    Parameters
-    ----------
-    shortest_size, longest_max_size : see :func:`scaled_size`; the limit applies after random scaling
-    rgb_mean, rgb_std : normalisation of values in 0..1
-    augmentation : random flip, scale, crop and colour jitter
-    on_device : defer colour jitter, flip and normalisation to :func:`finish_image` on the device
-    augmentations : custom ones, which change the colours of an image after scaling and cropping, by name
-    maps : ground truth of custom heads, by name
+    For the sizes see :func:`scaled_size`; the limit applies after random scaling. `on_device` defers colour jitter,
+    flip and normalisation to :func:`finish_image` on the device. `augmentations` are custom ones, which change the
+    colours of an image after scaling and cropping, by name; `maps` is the ground truth of custom heads, by name.
     """
 
     def __init__(
@@ -259,20 +216,14 @@ class TrainTransform:
         iscrowd: Sequence[int],
         rng: Random | None = None,
     ) -> dict[str, Any]:
-        """Return network input and targets of one image.
+        """Return network input and targets of an RGB image, of the size of the mask or reduced.
 
-        Parameters
-        ----------
-        image : RGB, of the size of the mask or reduced
-        mask : `L x H x W` instance ids, 0 void
-        cat, iscrowd : class and crowd flag by id
-        rng : random source; Python's global one if None
+        The mask has `L x H x W` instance ids, 0 void; `cat` and `iscrowd` are class and crowd flag by id. The default
+        random source is Python's global one.
 
-        Returns
-        -------
-        dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
-        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). :meth:`finish` adds `maps`, float32 by name,
-        after the flip, if there are any. With `on_device` the others are not flipped, `img` is
+        The result is a dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n`
+        uint8, `bbx` `n x 4` float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). :meth:`finish` adds
+        `maps`, float32 by name, after the flip, if there are any. With `on_device` the others are not flipped, `img` is
         uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
@@ -309,16 +260,9 @@ class TrainTransform:
 def compact_ids(
     ids: np.ndarray, cat: Sequence[int] | np.ndarray, iscrowd: Sequence[int] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Renumber instance ids to close the gaps of ids without pixels; id 0 stays.
+    """Renumber instance ids, all below `len(cat)`, to close the gaps of ids without pixels; id 0 stays.
 
-    Parameters
-    ----------
-    ids : integer array, every value below `len(cat)`
-    cat, iscrowd : class and crowd flag by id
-
-    Returns
-    -------
-    ids of the same type, cat int64, iscrowd uint8
+    The ids keep their type, `cat` becomes int64, `iscrowd` uint8.
     """
     counts = torch.bincount(torch.from_numpy(np.ascontiguousarray(ids)).flatten(), minlength=len(cat)).numpy()
     present = counts > 0

@@ -33,12 +33,8 @@ class WorkerSeed:
     """A DataLoader's `worker_init_fn`: different random numbers in every worker of every rank in every epoch.
 
     The transforms of this package do not need it (:class:`seamseg.data.dataset.PanopticDataset` passes them an RNG of
-    their own); other transforms that use `random`, NumPy or torch do. Persistent workers are seeded once.
-
-    Attributes
-    ----------
-    seed, rank, epoch : seed, rank and epoch of the process that starts the workers
-    reading : one number per worker in shared memory, where the data set records the index it reads
+    their own); other transforms that use `random`, NumPy or torch do. Persistent workers are seeded once. `reading` has
+    one number per worker in shared memory, where the data set records the index it reads.
     """
 
     seed: int = 0
@@ -87,14 +83,7 @@ def _end_worker(error: Exception, batch: object) -> None:
 def starting_workers(parameter: str) -> Iterator[None]:
     """Start worker processes, or share tensors with them, in a `with` block that no signal interrupts.
 
-    Parameters
-    ----------
-    parameter : name of the parameter that sets their number
-
-    Raises
-    ------
-    SeamsegError
-        if they cannot be started
+    SeamsegError, which names the parameter of their number, if they cannot be started.
     """
     try:
         with block_stop_signals():
@@ -151,14 +140,7 @@ def failed_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list
 
 
 def worker_failure(failed: Sequence[int], workers: Sequence[BaseProcess], files: Sequence[str | None]) -> SeamsegError:
-    """Return the error that reports the death of workers.
-
-    Parameters
-    ----------
-    failed : see :func:`failed_workers`
-    workers : all of them
-    files : the file that each of them reads, None for none
-    """
+    """Return the error for the death of the `failed` ones of all workers, each of which reads a file, or None."""
     read = [file for number in failed if (file := files[number])]
     codes = {code for number in failed if (code := workers[number].exitcode)}
     reading = f" while reading {', '.join(read)}" if read else ""

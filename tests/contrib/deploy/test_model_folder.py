@@ -214,7 +214,8 @@ def test_weights_of_another_size(copy: Path, tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("{", "not JSON, or a truncated one"),
-        ("[]", "states no format: it was not written by `seamseg convert-model`"),
+        ("[]", "not a JSON object"),
+        ("{}", "states no format: it was not written by `seamseg convert-model`"),
         ('{"format": 2}', "has format 2, this version reads 1: update seamseg"),
         ('{"format": 1}', "not a metadata file: the key 'categories' is missing"),
         ('{"format": 1, "categories": 5}', "not a metadata file"),
