@@ -1,4 +1,4 @@
-"""Weights of backbones with in-place ABN trained on ImageNet: the published files, and what network a file holds.
+"""Weights of backbones with in-place ABN trained on ImageNet: the network that a published file holds.
 
 The files are checkpoints of the original: `state_dict` with the prefix `module.`, without counters of batches.
 """
@@ -19,21 +19,8 @@ from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, WIDER_RESNETS
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import open_file
 
-PUBLISHED = {
-    "448438885986d14db5e870b95f814f91": "ResNeXt101 Std-BN",
-    "3b7a221cbc076410eb12c8dd361b7e4e": "ResNeXt101 iABN, batch 512",
-    "2c8d572587961ed74611d534c5b2e9ce": "ResNeXt152 iABN",
-    "1c085ab70b789cc1d6c1594f7a761007": "WideResNet38 iABN",
-    "0a85a21847b15e5a242e17bf3b753849": "ResNeXt101 iABN sync",
-    "0b413d67b725619441d0646d663865bf": "DenseNet264 iABN",
-    "2522ca639f7fdfd7c0089ba1f5f6c2e8": "ResNet50v1 iABN sync",
-    "61515c1484911c3cc753d405131e1dda": "ResNet34v1 iABN sync",
-    "1552ae0f3d610108df702135f56bd27b": "ResNet101v1 iABN sync",
-}
-"""Names of the published files by MD5."""
-
 _RELEASE_0_0_1 = ("b959d936", "28d42cd3", "adf52110", "0f9746be", "74e9405a", "c6907524")
-"""Begin of the MD5 of the files of the release 0.0.1, whose networks were others."""
+"""Begin of the MD5 of the files of the release 0.0.1."""
 
 _PREFIX = "module."
 _FAMILIES: tuple[tuple[re.Pattern[str], tuple[Mapping[str, Any], ...]], ...] = (
@@ -44,8 +31,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], tuple[Mapping[str, Any], ...]], ...] = (
 """Keys of which each layer or block has one, and the networks with such keys."""
 
 
-def published_name(path: str | Path) -> str | None:
-    """Return the name of a published file by its MD5; None for another file; InputError for the release 0.0.1."""
+def refuse_old_release(path: str | Path) -> None:
+    """Raise InputError for a published file of the release 0.0.1, whose networks were others."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open_file(path) as file:
@@ -55,13 +42,11 @@ def published_name(path: str | Path) -> str | None:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    found = digest.hexdigest()
-    if found.startswith(_RELEASE_0_0_1):
+    if digest.hexdigest().startswith(_RELEASE_0_0_1):
         raise InputError(
             f"{path}: weights of inplace_abn 0.0.1, which are only compatible with release 0.0.1: "
             "download those of a later release"
         )
-    return PUBLISHED.get(found)
 
 
 def without_prefix(state: Mapping[str, Any]) -> dict[str, Any]:

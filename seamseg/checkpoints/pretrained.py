@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seamseg.checkpoints.bundle import open_weights
 from seamseg.checkpoints.class_table import PARTS, ClassTable
 from seamseg.checkpoints.hub import is_hub_uri, quiet_hub
-from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
+from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
 from seamseg.checkpoints.model_path import weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
@@ -156,9 +156,8 @@ def normalisation_problem(net: nn.Module, loading: Dataloader) -> str | None:
 
 def _load_classifier(backbone: Backbone, state: Mapping[str, Tensor], part: str, path: str) -> LoadReport:
     """Load a backbone that was trained as a classifier, whose last layer is skipped."""
-    source = published_name(path) or ""
+    refuse_old_release(path)
     own = backbone.state_dict()
-    name = f"{path} ({source})" if source else path
-    check_network(state, backbone.name, own, name)
+    check_network(state, backbone.name, own, path)
     state = {key: value for key, value in state.items() if key in own or not key.startswith("classifier.")}
-    return replace(load_module(backbone, state, part), source=source)
+    return load_module(backbone, state, part)

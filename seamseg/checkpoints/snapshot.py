@@ -77,19 +77,18 @@ class Snapshot:
 class LoadReport:
     """The skipped tensors as `part.key (reason)`, the number of loaded ones, and whether those are averages.
 
-    `source` is the name of a known published file. `fresh` are lines about classes that start at random, where the
-    classes of the file are others; `classes` are the names of those, if the file states them and they were not mapped.
+    `fresh` are lines about classes that start at random, where the classes of the file are others; `classes` are the
+    names of those, if the file states them and they were not mapped.
     """
 
     skipped: list[str]
     loaded: int
     averaged: bool = False
-    source: str = ""
     fresh: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        of = " of the moving average" if self.averaged else f" of {self.source}" if self.source else ""
+        of = " of the moving average" if self.averaged else ""
         if not self.skipped:
             return f"loaded {self.loaded} tensors{of}"
         shown = ", ".join(self.skipped[:5]) + (", ..." if len(self.skipped) > 5 else "")

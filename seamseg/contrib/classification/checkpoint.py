@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import load_built, read_statement
 from seamseg.checkpoints.hub import is_hub_uri
-from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
+from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
 from seamseg.checkpoints.model_path import local_model, weights_at
 from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
@@ -148,7 +148,7 @@ def load_checkpoint(
     path = weights_at(path)
     snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
     if snapshot.resume is None:
-        published_name(path)  # refuses files that no network can use
+        refuse_old_release(path)
 
     def build() -> Classifier:
         net = Classifier(build_classifier(config), channels_last)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from seamseg.checkpoints.imagenet import published_name
+from seamseg.checkpoints.imagenet import refuse_old_release
 from seamseg.checkpoints.model_path import weights_at
 from seamseg.checkpoints.names import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME
 from seamseg.checkpoints.snapshot import check_finite, load_module, load_tensors
@@ -132,7 +132,7 @@ def _load_weights(
         raise InputError(f"`pretrain_classes={options.pretrain_classes}`: classifiers have no table of classes")
     for specification in options.pretrain:
         file = str(weights_at(specification))
-        published_name(file)  # refuses files that no network can use
+        refuse_old_release(file)
         weights = checkpoint_weights(load_tensors(file, file), file, averaged=True)
         report = load_module(net.get_submodule("body"), weights, "body")
         if not report.loaded:
