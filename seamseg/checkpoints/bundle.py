@@ -44,7 +44,7 @@ from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BY
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A trained model; `licence` is that of the weights, `reference` the size of the input in training."""
+    """A trained model, the licence of its weights, and `reference`, the size of the input in training."""
 
     config: Config
     metadata: Metadata
@@ -62,9 +62,9 @@ def open_model(
 ) -> ModelFile:
     """Open a zip with a `*.tar` snapshot, a run folder, a folder of `seamseg convert-model`, `hf://...` or a snapshot.
 
-    `config` (an INI file) and `meta` (`metadata.bin`, or a folder that has one) replace those of the model. Its kind is
-    that of its configuration, else that of its modules. A configuration of another kind can be given for weights that
-    suffice for it: those of a panoptic network are also an instance segmentation network and a detector.
+    `config` (an INI file) and `meta` (`metadata.bin`, or a folder that has one) replace the model's own. The
+    configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
+    suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
     found = _find(path)
     snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
@@ -152,8 +152,8 @@ Net = TypeVar("Net", bound=nn.Module)
 def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple[Net, LoadReport]:
     """Build a network and load a snapshot, whose configuration may be from an untrusted source.
 
-    The network is first built on the meta device. It is given memory once the names and shapes of its tensors are found
-    to be those of the snapshot. InputError if they are not, or the network cannot be built.
+    The network is first built on the meta device. It gets memory once the names and shapes of its tensors are found to
+    equal the snapshot's. InputError if they do not, or the network cannot be built.
     """
     tensors = sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES)
     try:
@@ -170,7 +170,7 @@ def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple
 
 
 def _is_foreign_on_meta(module: nn.Module) -> bool:
-    """Return whether a module is that of a library, which may keep tensors that no file holds, on the meta device."""
+    """Return whether a module is on the meta device and of a library, which may keep tensors that no file holds."""
     if type(module).__module__.partition(".")[0] in ("seamseg", "torch"):
         return False
     return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
@@ -181,7 +181,7 @@ def on_meta(tensors: int, name: str) -> Iterator[None]:
     """Build on the meta device in a `with` block; InputError as soon as there are far more parameters than `tensors`.
 
     These are the tensors of a file, which `name` names. Even without values a parameter takes time and memory. A valid
-    network may build each several times: that of a timm body is built three times. Components of the user are built on
+    network may build each several times: a timm body is built three times. Components of the user are built on
     the CPU and not limited.
     """
     thread, made = threading.get_ident(), 0

@@ -153,7 +153,7 @@ def _key(name: str) -> str:
 
 
 def _rows_of(values: Tensor, own: Tensor, sources: list[int | None], count: int, name: str) -> Tensor:
-    """Return the rows of `values`, in `count` equal groups, in the order of `sources`; those of `own` for None."""
+    """Return the rows of `values`, in `count` equal groups, in the order of `sources`; rows of `own` for None."""
     each = own.shape[0] // len(sources)
     if values.shape[1:] != own.shape[1:]:
         return values  # of another architecture: skipped, as any tensor that does not fit

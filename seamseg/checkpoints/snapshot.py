@@ -346,7 +346,7 @@ def check_finite(net: nn.Module, name: str) -> None:
     """Raise InputError if a network holds NaN or infinities, after weights of the file `name` were loaded into it."""
     for part, module in network_parts(net).items():
         for key, value in module.state_dict().items():
-            # the sum needs no memory; that of finite values may overflow
+            # the sum needs no memory; finite values may overflow it
             if value.is_floating_point() and not value.sum().isfinite() and not value.isfinite().all():
                 raise InputError(
                     f"{name}: {part}.{key} holds values that are not finite, as of a training that has diverged: use "
@@ -389,7 +389,7 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
 
 
 def is_optional(key: object) -> bool:
-    """Whether the key of a state dict is that of a counter, which old snapshots lack."""
+    """Return whether the key of a state dict belongs to a counter, which old snapshots lack."""
     return str(key).endswith(_OPTIONAL_KEYS)
 
 

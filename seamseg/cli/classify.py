@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 
 from seamseg.cli.main import add_action
-from seamseg.cli.train import add_restart, add_set_and_device, check_start, run_trainer
+from seamseg.cli.train import add_set_and_device, check_start, run_trainer
 from seamseg.contrib.classification.config import load_classifier_config
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="initialise from a checkpoint; tensors that do not fit, as a classifier of other classes, are skipped",
     )
-    add_restart(train)
+    train.add_argument("--restart", action="store_true", help="overwrite another training in --log-dir")
     train.add_argument("--log-hist", action="store_true", help="write histograms of fc and bn_out to TensorBoard")
     add_set_and_device(train)
 

@@ -1,6 +1,6 @@
 """Translate the arguments of the original's scripts (`scripts/`) to `seamseg` commands (docs/contract.md, section 1).
 
-Each `from_*` function takes the arguments of a script of the original and returns those of `seamseg`.
+Each `from_*` function takes the arguments of a script of the original and returns arguments of `seamseg`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def from_train_panoptic(argv: Sequence[str]) -> list[str]:
 
 
 def from_train_detection(argv: Sequence[str]) -> list[str]:
-    """Translate the arguments of `train_detection.py`, those of :func:`from_train_panoptic`."""
+    """Translate the arguments of `train_detection.py`, as :func:`from_train_panoptic`."""
     return [*_from_train("train_detection.py", "a detection network", argv), "--set", "general.kind=detection"]
 
 
 def from_train_instance_seg(argv: Sequence[str]) -> list[str]:
-    """Translate the arguments of `train_instance_seg.py`, those of :func:`from_train_panoptic`."""
+    """Translate the arguments of `train_instance_seg.py`, as :func:`from_train_panoptic`."""
     ours = _from_train("train_instance_seg.py", "an instance segmentation network", argv)
     return [*ours, "--set", "general.kind=instance_seg"]
 

@@ -117,7 +117,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _full_disk(error: Exception) -> SeamsegError | None:
-    """Return the error for a full disk, if it was not that of a file that `utils.files` writes; None for others."""
+    """Return the error for a full disk where `utils.files` did not write the file; None for others."""
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return None
     from seamseg.utils.files import cannot_write
@@ -130,7 +130,7 @@ def _full_disk(error: Exception) -> SeamsegError | None:
 
 
 def _print_error(line: str) -> None:
-    # stderr may be gone, as that of a closed terminal: the exit code must not change
+    # stderr may be gone with a closed terminal: the exit code must not change
     try:
         echo(line, file=sys.stderr, flush=True)
     except OSError:
@@ -249,20 +249,18 @@ def build_parser(argv: Sequence[str]) -> Parser:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, default: Any) -> None:
-    """Add the options that are accepted before and after the command; use SUPPRESS as the default after it."""
+    """Add the options that are accepted before and after the command; SUPPRESS after it keeps what is before it."""
     group = parser.add_argument_group("common options")
     group.add_argument("--quiet", action="store_true", default=default, help="do not show progress")
     group.add_argument("--debug", action="store_true", default=default, help="print a traceback on errors")
 
 
 def add_action(actions: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
-    """Add an action of a command, whose help is `text`, its first line that in the list of actions."""
+    """Add an action of a command, whose help is `text`; the list of actions shows its first line."""
     parser: argparse.ArgumentParser = actions.add_parser(
         name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    # no default, which would override `seamseg COMMAND --quiet ACTION`
-    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="do not show progress")
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="print a traceback on errors")
+    add_common_arguments(parser, default=argparse.SUPPRESS)
     return parser
 
 
@@ -288,7 +286,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _long_name(error: Exception) -> InputError | None:
-    """Return the error for a name that no file can have: those of `pathlib` are raised wherever it is looked up."""
+    """Return the error for a name that no file can have, which `pathlib` raises wherever it is looked up."""
     cause = error.__cause__ if isinstance(error, SeamsegError) else error
     if not isinstance(cause, OSError) or cause.errno != errno.ENAMETOOLONG:
         return None

@@ -23,14 +23,8 @@ def add_options(
 ) -> None:
     """Add the arguments of a dataclass of options: those without a default by position, the others as flags.
 
-    `--set` and `--components` are added for its overrides.
-
-    Parameters
-    ----------
-    parser : parser of the command, which gets the groups
-    options : the dataclass
-    groups : groups that exist, by title
-    without, unused : names of options without an argument, and with one that help does not show
+    `--set` and `--components` are added for its overrides. `groups` are those that exist, by title; the parser gets the
+    others. Options in `without` get no argument, those in `unused` one that help does not show.
     """
     made: dict[str, argparse._ActionsContainer] = {"": parser, "opening": parser, **(groups or {})}
     names = {field.name: flags_of(field)[0] for field in fields(options)}
@@ -120,7 +114,7 @@ def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Options:
-    """Return a dataclass of options with those of the arguments."""
+    """Return a dataclass of options with the values of the arguments."""
     declared = vars(options)["__dataclass_fields__"]
     return options(**{name: value for name, value in vars(args).items() if name in declared})
 
@@ -128,9 +122,7 @@ def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Opt
 def check_model(model: str, device: str = "auto") -> None:
     """Raise InputError for a missing model or package, before the libraries are loaded, which takes seconds.
 
-    Parameters
-    ----------
-    model, device : arguments as given; a model of the hub is not downloaded
+    A model of the hub is not downloaded.
     """
     from seamseg.checkpoints.foreign import is_foreign, is_torchvision
     from seamseg.checkpoints.hub import is_hub_uri

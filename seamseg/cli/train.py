@@ -53,11 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, TrainingOptions, without=("callbacks",))
 
 
-def add_restart(parser: argparse.ArgumentParser) -> None:
-    """Add `--restart`."""
-    parser.add_argument("--restart", action="store_true", help="overwrite another training in --log-dir")
-
-
 def add_set_and_device(parser: argparse.ArgumentParser) -> None:
     """Add `--set` and `--device`."""
     add_set(parser)
@@ -85,11 +80,8 @@ def run(args: argparse.Namespace) -> int:
 def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: str | None = None) -> None:
     """Raise InputError for what is missing or misspelt, before the libraries are loaded, which takes seconds.
 
-    Parameters
-    ----------
-    options : options of the training
-    parts : names of the parts of a network, which may precede the file of `pretrain` with a colon
-    weights : `[body] weights`
+    The names of the `parts` of a network may precede the file of `pretrain` with a colon; `weights` is `[body]
+    weights`.
     """
     if options.resume is not None:
         # what a resumed run started from is not needed
@@ -113,13 +105,7 @@ def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: 
 
 
 def run_trainer(train: Callable[[TrainingOptions], TrainResult], options: TrainingOptions) -> int:
-    """Train, and print the scores of the last validation.
-
-    Parameters
-    ----------
-    train : :func:`seamseg.training.run.run_training` or one with the same arguments
-    options : its options
-    """
+    """Train by :func:`seamseg.training.run.run_training` or the like, and print the scores of the last validation."""
     scores = train(options).validation
     if scores is not None and is_main_process():
         echo(scores.table(), flush=True)

@@ -2,7 +2,7 @@
 
 A component is a class or function that a decorator of :mod:`seamseg.components` registers under a kind and a name, with
 a frozen dataclass of its options (docs/how-to/extend.md). Modules and files are imported only if the user names them,
-never because they are installed or a model names them, except those of :data:`seamseg.extensions.RECIPES`.
+never because they are installed or a model names them, except the packages in :data:`seamseg.extensions.RECIPES`.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def _load_components(files: Sequence[_Layer], overrides: Sequence[str], exported
 
 
 def _is_recipe(name: str) -> bool:
-    """Return whether a name is that of a module of a package in :data:`RECIPES`; one with `.py` would be a file."""
+    """Return whether a name belongs to a module of a package in :data:`RECIPES`; a name with `.py` is a file."""
     package, _, module = name.rpartition(".")
     return package in RECIPES and module.isidentifier() and module != "py" and find_spec(name) is not None
 
@@ -327,7 +327,7 @@ def _read_defaults(kind: str) -> _Texts:
 
 
 def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
-    """Select the weights of the losses of another kind, if the text has those of its own kind, which include them."""
+    """Select the weights of the losses of another kind, if there is a weight for each loss of the own kind."""
     text = texts.get("optimizer", {}).get("loss_weights")
     if text is None or own not in KINDS or asked not in KINDS or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
         return

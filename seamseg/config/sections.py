@@ -428,7 +428,7 @@ class Config:
     def component(self, kind: str) -> tuple[Component, Any]:
         """Return the component that a key of the configuration chooses, with its options.
 
-        A component that declares none has those of the section that chooses it. InputError if it is not loaded.
+        A component without any gets the section that chooses it. InputError if it is not loaded.
         """
         options = getattr(self, components.KINDS[kind].key.split(".")[0])
         found = components.find(kind, self.chosen(kind))

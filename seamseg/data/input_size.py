@@ -111,11 +111,8 @@ def reference_size(shortest: int, longest_max: int | None) -> InputSize:
 def value_factor(change: str, enlarged: float, scale: float) -> float:
     """Return the factor from the values of a map, in the units of its files, to those in an input of the network.
 
-    Parameters
-    ----------
-    change : how its values change: none, multiply or divide, see :class:`seamseg.maps.folder.ReadMap`
-    enlarged : width of the input, as a fraction of the width of the image
-    scale : width of the input, as a fraction of its width in :func:`reference_size`
+    For `change` see :class:`seamseg.maps.folder.ReadMap`. `enlarged` is the width of the input as a fraction of the
+    width of the image, `scale` as a fraction of the width in :func:`reference_size`.
     """
     return {"none": 1.0, "multiply": enlarged, "divide": 1 / scale}[change]
 

@@ -1,4 +1,4 @@
-"""Ground truth that custom heads read, from the stored values to those of the augmented image.
+"""Ground truth that custom heads read, from the stored values to the augmented image.
 
 Pixels without ground truth are NaN until the end, see :class:`seamseg.maps.folder.ReadMap`.
 """
@@ -102,7 +102,7 @@ def scale_and_crop(
 def nearest_pixels(
     old: tuple[int, ...], size: tuple[int, int], window: tuple[int, int, int, int], flip: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of an image, of size `old`, from which those of a crop of the scaled image are taken.
+    """Return the rows and columns of an image, of size `old`, that make a crop of the scaled image.
 
     See :func:`scale_and_crop` for the other arguments; the flip itself is not applied.
     """

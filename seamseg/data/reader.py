@@ -1,6 +1,6 @@
 """Readers of data sets: what a training and a validation read of a split; no torch.
 
-`[dataloader] reader` chooses one: that of dataset folders (:class:`FolderReader`), or a custom one
+`[dataloader] reader` chooses one: for dataset folders (:class:`FolderReader`), or a custom one
 (docs/how-to/extend.md).
 """
 
@@ -144,7 +144,7 @@ class FolderReader(Reader):
             return str(self.root / "img" / self.images[index].id)
 
     def read_image(self, index: int, at_least: tuple[int, int] | None = None) -> Image.Image:
-        """Read an image, whose size must be that of the metadata; a JPEG may be reduced."""
+        """Read an image, of the size in the metadata; a JPEG may be reduced."""
         info = self.images[index]
         path = self.folder.image_path(info.id)
         if at_least is None:

@@ -123,7 +123,7 @@ def _without(images: list[int], taken: Counter[int]) -> list[int]:
 
 
 class DistributedARBatchSampler(ARBatchSampler):
-    """The batches of one process out of those of :class:`ARBatchSampler`, in shuffled order.
+    """The batches of :class:`ARBatchSampler` for one process, in shuffled order.
 
     Every rank gets the same number of batches; where the number of ranks does not divide the total, the first batches
     of the order are used a second time. With `num_replicas=1` it is the sampler of single-process training.

@@ -325,7 +325,7 @@ def long_timeout_group(world: World) -> Any:
 def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
     """Gather a picklable value from every process; every process gets the list, by rank.
 
-    `group` is that of all processes, or their :func:`long_timeout_group`.
+    `group` is the group of all processes, or their :func:`long_timeout_group`.
     """
     if not world.is_distributed:
         return [value]

@@ -30,10 +30,7 @@ _LONGEST_NAME, _MOST_NAMES = 128, 10_000
 
 
 class SeamsegError(Exception):
-    """The work failed: the command line prints the message, unless it is `reported`, and exits with `exit_code`.
-
-    Its text is that of :func:`harmless`.
-    """
+    """The work failed: the command line prints the message, unless it is `reported`, and exits with `exit_code`."""
 
     exit_code = 1
     reported = False
@@ -79,7 +76,7 @@ def is_of_item(error: BaseException) -> bool:
 
 
 def item_error(error: Exception, where: str) -> SeamsegError:
-    """Return an error of one of many images or files, named by `where` unless its message does; raise those of all."""
+    """Return an error of one of many images or files, named by `where` unless its message does; raise one of all."""
     if not is_of_item(error):
         raise error
     if isinstance(error, SeamsegError):

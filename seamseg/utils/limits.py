@@ -33,7 +33,7 @@ CONFIG_BYTES = MIB
 MODEL_METADATA_BYTES = 64 * MIB
 """Largest `metadata.bin` of a model."""
 SAFETENSORS_HEADER_BYTES = 8 * MIB
-"""Largest header of a safetensors file: that of a panoptic network has 50 KiB."""
+"""Largest header of a safetensors file; a panoptic network has 50 KiB."""
 SNAPSHOT_BYTES = 16 * GIB
 """Largest snapshot in a zip file."""
 TEXT_BYTES = GIB
@@ -43,7 +43,7 @@ EVALUATION_BYTES = 64 * MIB
 LINE_BYTES = 64 * MIB
 """Longest line of a JSON Lines file."""
 ANNOTATION_BYTES = 4 * GIB
-"""Largest JSON of annotations: that of LVIS, the largest public data set, has 1.1 GiB."""
+"""Largest JSON of annotations; LVIS, the largest public data set, has 1.1 GiB."""
 IMAGE_BYTES = GIB
 """Largest image file that is read into memory from an archive: more than an uncompressed image of `MAX_PIXELS`
 (`seamseg/maps/images.py`) with four bytes per pixel, 768 MiB."""

@@ -25,7 +25,7 @@ REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 COMPILER_FAILED = "the compiler failed: "
 """Begins the reason for a library that could not be compiled; the first error line of the compiler follows."""
 _INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)}
-"""Integrated GPUs (Jetson, Drive), whose machine code differs from that of discrete GPUs of the same major version."""
+"""Integrated GPUs (Jetson, Drive): discrete GPUs of the same major version have other machine code."""
 
 
 def digest(csrc: Path) -> str:
