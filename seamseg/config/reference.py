@@ -17,7 +17,7 @@ from seamseg.config import components
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
-from seamseg.config.values import format_value, hints_of, split_optional
+from seamseg.config.values import format_value, hints_of, name_of, split_optional
 
 _HEAD = """# Configuration keys
 
@@ -33,9 +33,6 @@ names none); or the key is one of the original, and the file does not name its k
 
 Experiments of `configs/` can be given by their bare name: `seamseg train vistas_r50 DATA`.
 """
-
-_NAMES = {int: "whole number", float: "number", bool: "yes or no", str: "text"}
-_PLURALS = {int: "whole numbers", float: "numbers", str: "names"}
 
 
 def reference() -> str:
@@ -74,22 +71,12 @@ def _meaning(section: str, spec: Field[typing.Any], of_section: str) -> str:
 
 def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
     kind, optional = split_optional(annotation)
-    words = _kind(kind)
+    words = name_of(kind)
     if spec.metadata["choices"]:
         words = ", ".join(f"`{choice}`" for choice in spec.metadata["choices"])
         if spec.metadata["component"]:
             words += ", or a component"
     return words + _range(spec) + (", or empty" if optional else "")
-
-
-def _kind(kind: typing.Any) -> str:
-    origin, items = typing.get_origin(kind), typing.get_args(kind)
-    if origin is None:
-        return _NAMES[kind]
-    if origin is dict:
-        return "dict"
-    count = "" if origin is list or items[-1] is ... else f"{len(items)} "
-    return f"{origin.__name__} of {count}{_PLURALS[items[0]]}"
 
 
 def _range(spec: Field[typing.Any]) -> str:

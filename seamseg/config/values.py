@@ -14,7 +14,7 @@ from typing import Any
 from seamseg.utils.errors import did_you_mean
 
 _BOOLEANS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
-_ONE = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
+_ONE = {int: "whole number", float: "number", bool: "yes or no", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
 _EXAMPLES = {int: "(4, 8)", float: "(.5, 1.)", str: '["mod2", "mod3"]'}
 _DICT_EXAMPLES = {int: '{"mod1": 64}', Any: '{"gamma": .9}'}
@@ -93,18 +93,26 @@ def split_optional(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def expected(kind: Any) -> str:
-    """Describe the values of a type, for errors."""
+def name_of(kind: Any) -> str:
+    """Return the name of a type: `whole number`, `dict`, `tuple of 2 numbers`."""
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is None:
         return _ONE[kind]
     if origin is dict:
-        return f"a dict such as {_DICT_EXAMPLES[items[1]]}"
+        return "dict"
     count = "" if origin is list or items[-1] is ... else f"{len(items)} "
-    example = _EXAMPLES[items[0]]
-    if count and len(items) != 2:
+    return f"{origin.__name__} of {count}{_MANY[items[0]]}"
+
+
+def expected(kind: Any) -> str:
+    """Describe the values of a type, for errors."""
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is None:
+        return f"a {_ONE[kind]}" if kind in (int, float) else _ONE[kind]
+    example = _DICT_EXAMPLES[items[1]] if origin is dict else _EXAMPLES[items[0]]
+    if origin is tuple and items[-1] is not ... and len(items) != 2:
         example = f"({', '.join([example[1:].split(',')[0]] * len(items))})"
-    return f"a {origin.__name__} of {count}{_MANY[items[0]]} such as {example}"
+    return f"a {name_of(kind)} such as {example}"
 
 
 def _read(text: str, kind: Any) -> Any:
