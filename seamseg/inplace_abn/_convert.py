@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,26 +13,17 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from seamseg.inplace_abn._equality import check_equal
-from seamseg.inplace_abn._tracing import (
-    IN_PLACE_OPERATORS,
-    Rewriter,
-    Site,
-    TracedNetwork,
-    argument,
-    in_place_users,
-)
+from seamseg.inplace_abn._tracing import IN_PLACE_OPERATORS, Forwards, Network, argument, name_of
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.activation import activate, check_activation
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, has_hooks
 from seamseg.utils.output import warn
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NOT_INVERTIBLE = (nn.ReLU6, nn.Hardtanh, nn.Threshold, nn.RReLU)
-_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU)
-_FUNCTIONS = {"relu": "relu", "relu_": "relu", "leaky_relu": "leaky_relu", "leaky_relu_": "leaky_relu",
-              "elu": "elu", "elu_": "elu", "relu6": "relu6", "hardtanh": "hardtanh", "hardtanh_": "hardtanh",
-              "rrelu": "rrelu", "rrelu_": "rrelu", "threshold": "threshold", "threshold_": "threshold"}  # fmt: skip
+_LAYERS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu"}
+_FUNCTIONS = ("relu", "leaky_relu", "elu", "relu6", "hardtanh", "rrelu", "threshold")
 _PARAMETERS = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
 _SHOWN = 6
 """Layers that an error message names for each reason."""
@@ -41,20 +31,18 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class _Following:
-    """Operations after a norm: the activation that it takes over, and the calls that have to change.
+    """The activation that a norm takes over, and the calls that have to change.
 
-    removed : calls of the activation
-    total : the sum between the norm and the activation, and the call of the norm
-    out_of_place : calls of in-place operators on the output
-    inplace_flags : names of layers that work in place on the output, which have to stop doing so
+    removed : call of the activation
+    total : the sum between norm and activation
+    overwriting : call that works in place on the output, and has to stop doing so
     """
 
     activation: str = "identity"
     parameter: float = 0.01
-    removed: tuple[Site, ...] = ()
-    total: tuple[Site, ...] = ()
-    out_of_place: tuple[Site, ...] = ()
-    inplace_flags: tuple[str, ...] = ()
+    removed: fx.Node | None = None
+    total: fx.Node | None = None
+    overwriting: fx.Node | None = None
 
 
 class ResidualABN(InPlaceABN):
@@ -125,7 +113,7 @@ def convert(
             f"convert: small_scales must be 'refuse' or 'clamp', otherwise 'refuse' or 'keep', got {small_scales!r}, "
             f"{otherwise!r}"
         )
-    network = TracedNetwork(copied(module))
+    network = Network(copied(module))
     _separate_activations(network)
     if relu is not None:
         _replace_relu(network, *_parsed(relu))
@@ -165,19 +153,16 @@ def copied(module: nn.Module) -> nn.Module:
 class _Conversion:
     """The norms of a network: first the plan, which changes nothing, then its application."""
 
-    def __init__(self, network: TracedNetwork, clamp: bool, sync: bool) -> None:
+    def __init__(self, network: Network, clamp: bool, sync: bool) -> None:
         self.network = network
         self.plans: dict[str, _Following] = {}
         self.clamped: list[str] = []
         self._clamp, self._sync = clamp, sync
-        self._rewriter = Rewriter(network)
-        self._graphs = [network.graphs(training) for training in (True, False)]
-        self._calls = [_calls(graphs) for graphs in self._graphs]
-        names = [name for name, _ in network.slots()]
-        self._registered = Counter(id(m) for _, m in network.slots())
-        self._modules = dict(zip(names, (m for _, m in network.slots())))
+        self._forwards = Forwards(network)
+        self._modules, self._calls = self._forwards.modules, self._forwards.calls
+        self._registered = Counter(id(m) for m in self._modules.values())
         self._owners = Counter(id(p) for m in network.root.modules() for p in m._parameters.values() if p is not None)
-        self._sums: dict[Site, Site] = {}
+        self._sums: dict[fx.Node, fx.Node] = {}
         self._flips: dict[str, tuple[str, Tensor]] = {}
 
     def plan(self) -> dict[str, str]:
@@ -192,52 +177,29 @@ class _Conversion:
                 reasons[name] = str(reason)
             except _Kept:
                 pass
-        # a norm that stays keeps its activation, which others may share: their calls must be removed one by one then
-        while refused := self._not_rewritable():
-            for name in refused:
-                del self.plans[name]
-            reasons |= refused
         return reasons
-
-    def _not_rewritable(self) -> dict[str, str]:
-        refused = {}
-        for name, plan in self.plans.items():
-            try:
-                for site in self._rewritten(plan):
-                    self._rewriter.check(site)
-            except ValueError as error:
-                refused[name] = str(error)
-        return refused
 
     def apply(self) -> None:
         """Replace norms and activations."""
-        removed = {site.target for plan in self.plans.values() for site in plan.removed}
-        rewritten = {site for plan in self.plans.values() for site in self._rewritten(plan)}
-        for plan in self.plans.values():
-            for site in plan.removed:
-                if site in rewritten:
-                    self._rewriter.remove(site)
-            for site in plan.out_of_place:
-                self._rewriter.out_of_place(site)
-            if plan.total:
-                self._rewriter.add_to_norm(*plan.total)
+        removed = [plan.removed for plan in self.plans.values() if plan.removed is not None]
+        count = Counter(call.meta["module"] for call in removed)
+        for call in removed:
+            name = call.meta["module"]
+            if name is not None and count[name] == len(self._calls[name]):
+                self.network.replace(name, nn.Identity())
+            else:
+                # a function, or a layer that stays for other calls
+                self._forwards.remove(call)
         for name, plan in self.plans.items():
+            if plan.overwriting is not None:
+                self._forwards.out_of_place(plan.overwriting)
+            if plan.total is not None:
+                self._forwards.add_to_norm(self._calls[name][0], plan.total)
             self._replace(name, plan)
-            for layer in plan.inplace_flags:
-                self._modules[layer].inplace = False  # type: ignore[assignment]
-        for target in removed - {site.target for site in rewritten}:
-            self.network.replace(target, nn.Identity())
-        self._rewriter.apply()
-
-    def _rewritten(self, plan: _Following) -> list[Site]:
-        """Return the calls that have to be changed in a `forward`: those of layers that stay for other calls."""
-        removed = Counter(site.target for p in self.plans.values() for site in p.removed)
-        calls = {site.target: max(len(c.get(site.target, ())) for c in self._calls) for site in plan.removed}
-        stays = [s for s in plan.removed if s.kind != "call_module" or removed[s.target] < calls[s.target]]
-        return [*stays, *plan.total, *plan.out_of_place]
+        self._forwards.apply()
 
     def _plan(self, name: str, norm: nn.Module) -> _Following:
-        if type(norm) not in NORMS:
+        if type(norm) not in _NORMS:
             raise _Refused(f"{type(norm).__name__} is a class of its own, derived from batch norm")
         if self._registered[id(norm)] > 1:
             raise _Refused("the layer is registered under two names")
@@ -250,31 +212,17 @@ class _Conversion:
         return following
 
     def _following(self, name: str) -> _Following:
-        found = []
-        for calls in self._calls:
-            nodes = calls.get(name, [])
-            if len(nodes) > 1:
-                raise _Refused(f"the layer is called {len(nodes)} times")
-            found += nodes
-        if not found:
-            raise _Refused("torch.fx finds no call of the layer: its forward cannot be traced, or does not use it")
-        followings = [self._of_node(node) for node in found]
-        if len(set(followings)) > 1:
-            raise _Refused("what follows it differs between training and evaluation mode")
-        return followings[0]
-
-    def _of_node(self, node: fx.Node) -> _Following:
-        """Return what follows a call of a norm."""
-        last = node
-        while len(last.users) == 1 and _is_identity(user := next(iter(last.users)), self._modules):
-            last = user
-        users = list(last.users)
-        activation = _activation_of(users[0], self._modules) if len(users) == 1 else None
+        if not self._calls.get(name):
+            reason = self._forwards.untraced_around(name) or "no forward uses it"
+            raise _Refused(f"torch.fx finds no call of the layer: {reason}")
+        if (runs := self._forwards.runs(name)) > 1:
+            raise _Refused(f"the layer is called {runs} times")
+        (node,) = self._calls[name]
+        readers = list(self._forwards.readers(node))
+        activation = _activation_of(readers[0], self._modules) if len(readers) == 1 else None
         if activation is None:
-            return self._with_sum(node) or _Following(**self._changes(last, bare=True))
-        if has_hooks(self._modules.get(str(users[0].meta["module"]), nn.Identity())):
-            raise _Refused("the activation after it has hooks")
-        return _Following(*activation, (users[0].meta["site"],), **self._changes(users[0], bare=False))
+            return self._with_sum(node) or _Following(overwriting=self._overwriting(node, bare=True))
+        return _Following(*activation, readers[0], None, self._overwriting(readers[0], bare=False))
 
     def _with_sum(self, node: fx.Node) -> _Following | None:
         """Return what follows a norm at the end of a residual block; None if it is at no such place."""
@@ -286,28 +234,23 @@ class _Conversion:
             activation = _activation_of(last, self._modules)
         except _Refused:
             return None
-        if activation is None or has_hooks(self._modules.get(str(last.meta["module"]), nn.Identity())):
-            return None
         (residual,) = (argument for argument in total.all_input_nodes if argument is not node)
-        if any(user is not total for user in in_place_users(residual, self.network.root)):
+        if activation is None or any(user is not total for user in self._forwards.overwriting(residual)):
             return None
-        norm, inner, outer = (n.meta["site"] for n in (node, total, last))
-        same_forward = norm.owner == inner.owner == outer.owner
-        if not same_forward or self._sums.setdefault(inner, norm) != norm:
+        if self._sums.setdefault(total, node) is not node:
             return None
-        return _Following(*activation, (outer,), (norm, inner), **self._changes(last, bare=False))
+        return _Following(*activation, last, total, self._overwriting(last, bare=False))
 
-    def _changes(self, node: fx.Node, bare: bool) -> dict[str, Any]:
-        """Return the calls that overwrite an output and can do without."""
-        overwriting = in_place_users(node, self.network.root)
+    def _overwriting(self, node: fx.Node, bare: bool) -> fx.Node | None:
+        """Return the call that overwrites an output and can do without; None if there is none."""
+        overwriting = self._forwards.overwriting(node)
         if not overwriting:
-            return {}
+            return None
         user = overwriting[0]
-        if len(overwriting) == len(node.users) == 1 and user in node.users:
-            if user.op == "call_module" and len(self._calls[0].get(user.meta["module"], "x")) == 1:
-                return {"inplace_flags": (user.meta["module"],)}
-            if user.target in IN_PLACE_OPERATORS and not bare:
-                return {"out_of_place": (user.meta["site"],)}
+        if len(overwriting) == 1 and list(self._forwards.readers(node)) == [user]:
+            once = user.op == "call_module" and len(self._calls[user.meta["module"]]) == 1
+            if once or (user.target in IN_PLACE_OPERATORS and not bare):
+                return user
         if bare:
             raise _Kept
         raise _Refused(f"its output is changed in place afterwards, by {user.name}")
@@ -337,20 +280,16 @@ class _Conversion:
             f"{negative} of its scales are negative, which in-place ABN cannot represent, and its input is not the "
             "output of a convolution or linear layer that nothing else reads"
         )
-        sources = set()
-        for calls in self._calls:
-            for node in calls.get(name, ()):
-                source = node.all_input_nodes[0]
-                called = str(source.meta.get("module"))
-                if source.op != "call_module" or len(source.users) > 1 or len(calls[called]) > 1:
-                    raise reason
-                sources.add(called)
-        layer = self._modules.get(next(iter(sources), ""))
-        if len(sources) != 1 or type(layer) not in _LINEAR or layer is None or self._registered[id(layer)] > 1:
+        source = self._calls[name][0].all_input_nodes[0] if self._calls.get(name) else None
+        if source is None or source.op != "call_module" or len(source.users) > 1:
+            raise reason
+        called = source.meta["module"]
+        layer = self._modules[called]
+        if type(layer) not in _LINEAR or len(self._calls[called]) > 1 or self._registered[id(layer)] > 1:
             raise reason
         if has_hooks(layer) or any(self._owners[id(p)] > 1 for p in layer.parameters()):
             raise reason
-        return sources.pop()
+        return called
 
     @torch.no_grad()
     def _replace(self, name: str, plan: _Following) -> None:
@@ -361,9 +300,9 @@ class _Conversion:
             _flip(norm, self._modules[self._flips[name][0]], self._flips[name][1])
         if norm.weight is not None:
             norm.weight.copy_((norm.weight.double() - norm.eps).clamp(min=0))
-        kind: type[InPlaceABN] = ResidualABN if plan.total else InPlaceABN
+        kind: type[InPlaceABN] = InPlaceABN if plan.total is None else ResidualABN
         if self._sync or isinstance(norm, nn.SyncBatchNorm):
-            kind = ResidualABNSync if plan.total else InPlaceABNSync
+            kind = InPlaceABNSync if plan.total is None else ResidualABNSync
         layer = kind(norm.num_features, norm.eps, norm.momentum, False, False, plan.activation, plan.parameter)
         layer.affine, layer.track_running_stats = norm.affine, norm.track_running_stats
         layer.weight, layer.bias = norm.weight, norm.bias
@@ -388,39 +327,29 @@ def _clamp(norm: Any) -> None:
     norm.weight.copy_(torch.where(norm.weight.abs() < norm.eps, norm.eps, norm.weight))
 
 
-def _calls(graphs: Iterable[fx.Graph]) -> dict[str, list[fx.Node]]:
-    """Return the calls of each module by its name."""
-    calls: dict[str, list[fx.Node]] = {}
-    for graph in graphs:
-        for node in graph.nodes:
-            if node.op == "call_module":
-                calls.setdefault(node.meta["module"], []).append(node)
-    return calls
-
-
 def _is_sum(node: fx.Node) -> bool:
     addends = [argument for argument in node.args if isinstance(argument, fx.Node)]
     known = node.op == "call_function" and node.target in (operator.add, operator.iadd, torch.add)
     return known and len(set(addends)) == len(node.args) == 2 and not node.kwargs
 
 
-def _is_identity(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    return node.op == "call_module" and type(modules[node.meta["module"]]) is nn.Identity
-
-
 def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] | None:
     """Return the activation that a call computes, with its parameter; None if it is something else."""
+    parameter: Any = None
     if node.op == "call_module":
-        layer: Any = modules[node.meta["module"]]
+        layer = modules[node.meta["module"]]
         if isinstance(layer, _NOT_INVERTIBLE):
             raise _Refused(f"{type(layer).__name__} follows, which cannot be inverted")
-        name = _FUNCTIONS.get({nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu"}.get(type(layer), ""))
-        parameter = None if name in (None, "relu") else getattr(layer, _PARAMETERS[str(name)][0])
+        name = _LAYERS.get(type(layer))
+        if name is not None and has_hooks(layer):
+            raise _Refused("the activation after it has hooks")
+        if name in _PARAMETERS:
+            parameter = getattr(layer, _PARAMETERS[name][0])
     else:
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        name = _FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
-        known = name in _PARAMETERS
-        parameter = argument(node, _PARAMETERS[str(name)][0], 1, _PARAMETERS[str(name)][1]) if known else None
+        called = name_of(node).rstrip("_") if node.op in ("call_function", "call_method") else ""
+        name = called if called in _FUNCTIONS else None
+        if name in _PARAMETERS:
+            parameter = argument(node, _PARAMETERS[name][0], 1, _PARAMETERS[name][1])
     if name is None:
         return None
     if name == "relu":
@@ -432,11 +361,11 @@ def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, f
     return name, float(parameter)
 
 
-def _separate_activations(network: TracedNetwork) -> None:
+def _separate_activations(network: Network) -> None:
     """Give each place of a network an activation of its own: one place may change while another stays."""
     seen: set[int] = set()
     for name, module in list(network.slots()):
-        if isinstance(module, _ACTIVATIONS) and id(module) in seen and not has_hooks(module):
+        if isinstance(module, tuple(_LAYERS)) and id(module) in seen and not has_hooks(module):
             network.replace(name, copy.deepcopy(module))
         seen.add(id(module))
 
@@ -454,7 +383,7 @@ def _parsed(relu: str) -> tuple[str, float]:
     return name, value
 
 
-def _replace_relu(network: TracedNetwork, name: str, parameter: float) -> None:
+def _replace_relu(network: Network, name: str, parameter: float) -> None:
     """Replace each ReLU of a network, layers and calls of functions."""
     for place, module in list(network.slots()):
         if type(module) is nn.ReLU:
@@ -462,20 +391,9 @@ def _replace_relu(network: TracedNetwork, name: str, parameter: float) -> None:
             made = kind(parameter, module.inplace)
             made.training = module.training
             network.replace(place, made)
-    rewriter = Rewriter(network)
-    nodes = [node for training in (True, False) for graph in network.graphs(training) for node in graph.nodes]
-    calls = {node.meta["site"]: node for node in nodes if _is_relu_function(node)}
-    for site, node in calls.items():
-        in_place = str(getattr(site.target, "__name__", site.target)) == "relu_" or bool(
-            argument(node, "inplace", 1, False)
-        )
-        try:
-            rewriter.call(site, getattr(functional, name), parameter, in_place)
-        except ValueError as error:
-            raise ValueError(f"convert: a call of relu cannot be replaced: {error}") from None
-    rewriter.apply()
-
-
-def _is_relu_function(node: fx.Node) -> bool:
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op in ("call_function", "call_method") and _FUNCTIONS.get(target) == "relu"
+    forwards = Forwards(network)
+    for node in list(forwards.nodes()):
+        if node.op in ("call_function", "call_method") and name_of(node) in ("relu", "relu_"):
+            in_place = name_of(node) == "relu_" or bool(argument(node, "inplace", 1, False))
+            forwards.call(node, getattr(functional, name), parameter, in_place)
+    forwards.apply()

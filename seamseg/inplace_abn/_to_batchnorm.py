@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.inplace_abn._convert import ResidualABN, ResidualABNSync, copied
 from seamseg.inplace_abn._equality import check_equal
-from seamseg.inplace_abn._tracing import TracedNetwork
+from seamseg.inplace_abn._tracing import Network
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, has_hooks
 
 _KINDS = (ABN, InPlaceABN, InPlaceABNSync, ResidualABN, ResidualABNSync)
@@ -54,8 +54,8 @@ def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) 
     ValueError
         if a layer has hooks, or a class of its own, derived from these; if the results for `example` differ
     """
-    network = TracedNetwork(copied(module))
-    groups = [getattr(layer, "group", None) for _, layer in TracedNetwork(module).slots()]
+    network = Network(copied(module))
+    groups = [getattr(layer, "group", None) for _, layer in Network(module).slots()]
     before = _layers_before(network.root)
     made: dict[int, nn.Module] = {}
     for (name, layer), group in zip(list(network.slots()), groups):

@@ -1,18 +1,12 @@
-"""Which operation follows which in a network of any kind, by symbolic tracing (torch.fx); rewriting of its calls.
-
-Nothing is computed: the graphs show the calls of layers and functions of one forward pass in training mode and of one
-in evaluation mode. A module whose `forward` cannot be traced, as it decides by values of tensors, is a single call; the
-modules inside it are traced one by one.
-"""
+"""The calls in each `forward` of a network, found by symbolic tracing (torch.fx), and their rewriting."""
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
@@ -24,7 +18,7 @@ _VIEWS = {"view", "view_as", "reshape", "flatten", "unflatten", "permute", "tran
           "split", "unbind", "narrow", "select", "expand", "contiguous", "to", "detach", "dropout", "getitem", "t",
           "alias_copy", "movedim", "swapaxes"}  # fmt: skip
 """Functions and methods whose result may share the memory of their first argument."""
-_VIEW_LAYERS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_VIEW_LAYERS = (nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -34,23 +28,7 @@ IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
 """In-place operators of Python, as `x += y`, and what computes the same as a new tensor."""
 
 
-@dataclass(frozen=True)
-class Site:
-    """A call in the `forward` of a module.
-
-    owner : name of that module in the network, "" for the network itself
-    kind : kind of the node in the graph
-    target : function, name of the method, or name of the called module in the network
-    ordinal : number of earlier calls of the target in that `forward`
-    """
-
-    owner: str
-    kind: str
-    target: Any
-    ordinal: int
-
-
-class TracedNetwork:
+class Network:
     """A network whose modules can be replaced, also the network itself (name "")."""
 
     def __init__(self, root: nn.Module) -> None:
@@ -68,119 +46,137 @@ class TracedNetwork:
         else:
             self.root = module
 
-    def graphs(self, training: bool) -> list[fx.Graph]:
-        """Trace the network; calls have `meta["site"]`, those of modules `meta["module"]`, a name in the network."""
-        opaque: set[nn.Module] = set()
-        pending: list[tuple[str, nn.Module]] = [("", self.root)]
-        made: list[fx.Graph] = []
-        while pending:
-            name, module = pending.pop()
-            if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-                pending += [(join(name, n), m) for n, m in module.named_children()]
-                continue
-            tracer = _Tracer(name, opaque)
-            if tracer.is_leaf_module(module, name):
-                continue
-            try:
-                with _mode(module, training):
-                    made.append(tracer.trace(module))
-            except Exception:
-                # the innermost forward is the one that cannot be traced
-                culprit = tracer.running[-1]
-                opaque.add(self.root.get_submodule(culprit))
-                pending += [(join(culprit, n), m) for n, m in self.root.get_submodule(culprit).named_children()]
-                if culprit != name:
-                    pending.append((name, module))
-        return made
 
+class Forwards:
+    """The graph of each `forward` of a network, in which every module is one call.
 
-class Rewriter:
-    """Changes calls in the `forward` of modules, which become `torch.fx.GraphModule` with the same state."""
+    modules : by name
+    calls : calls of a module by its name; their `meta` has the names of the called `module` and of the `owner`
+    untraced : reason by name of the module whose calls are unknown
+    """
 
-    def __init__(self, network: TracedNetwork) -> None:
+    def __init__(self, network: Network) -> None:
+        self.modules = dict(network.slots())
+        self.calls: dict[str, list[fx.Node]] = defaultdict(list)
+        self.untraced: dict[str, str] = {}
         self._network = network
         self._graphs: dict[str, fx.Graph] = {}
+        self._changed: set[str] = set()
+        for name, module in self.modules.items():
+            # a module that nothing calls may still be called by a forward around it that cannot be traced
+            used = name == "" or name in self.calls or self.untraced_around(name) is not None
+            if used and not fx.Tracer().is_leaf_module(module, name) and not isinstance(module, ABN):
+                self._trace(name, module)
 
-    def check(self, site: Site) -> None:
-        """Raise a ValueError, with the reason, if a call cannot be changed."""
-        self._node(site)
+    def _trace(self, name: str, module: nn.Module) -> None:
+        try:
+            graph = self._graphs[name] = _traced(module)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            self.untraced[name] = f"the forward of {name or 'the network'} ({type(module).__name__}) {reason}"
+            return
+        for node in graph.nodes:
+            node.meta["owner"] = name
+            node.meta["module"] = f"{name}.{node.target}".lstrip(".") if node.op == "call_module" else None
+            if node.op == "call_module":
+                self.calls[node.meta["module"]].append(node)
 
-    def remove(self, site: Site) -> None:
+    def untraced_around(self, name: str) -> str | None:
+        """Return the reason of the innermost module around another whose calls are unknown; None without one."""
+        outer = name.split(".")[:-1]
+        names = (".".join(outer[:length]) for length in range(len(outer), -1, -1))
+        return next((self.untraced[name] for name in names if name in self.untraced), None)
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Yield the nodes of all graphs."""
+        for graph in self._graphs.values():
+            yield from graph.nodes
+
+    def runs(self, name: str) -> int:
+        """Return how often the network calls a module: once, if the calls are unknown."""
+        calls = self.calls.get(name)
+        return sum(self.runs(call.meta["owner"]) for call in calls) if calls else 1
+
+    def readers(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """Return the calls that read a result, and by which node, beyond `nn.Identity` and modules with one call."""
+        found: dict[fx.Node, fx.Node] = {}
+        for user in node.users:
+            name = user.meta["module"]
+            if user.op == "output":
+                calls = self.calls.get(user.meta["owner"], [])
+                found |= self.readers(calls[0]) if len(calls) == 1 and user.args[0] is node else {user: node}
+            elif name is not None and type(self.modules[name]) is nn.Identity:
+                found |= self.readers(user)
+            elif name in self._graphs and len(self.calls[name]) == 1 and user.args == (node,) and not user.kwargs:
+                found |= self.readers(next(iter(self._graphs[name].nodes)))
+            else:
+                found[user] = node
+        return found
+
+    def overwriting(self, node: fx.Node) -> list[fx.Node]:
+        """Return the calls that overwrite the result of a call, or a view of it."""
+        found = []
+        for user, read in self.readers(node).items():
+            name = user.meta["module"]
+            layer = None if name is None else self.modules[name]
+            if user.op in _CALLS and _overwrites(user, read, layer):
+                found.append(user)
+            if user.op in _CALLS and _may_be_view(user, layer):
+                found += self.overwriting(user)
+        return found
+
+    def remove(self, node: fx.Node) -> None:
         """Replace the result of a call by its input."""
-        node = self._node(site)
-        node.replace_all_uses_with(node.all_input_nodes[0])
-        node.graph.erase_node(node)
+        self._replace(node, node.all_input_nodes[0])
 
-    def call(self, site: Site, function: Callable[..., Any], *arguments: Any) -> None:
+    def call(self, node: fx.Node, function: Callable[..., Any], *arguments: Any) -> None:
         """Replace a call by another with the same first input, and these arguments after it."""
-        node = self._node(site)
-        first = node.args[0] if node.args else node.all_input_nodes[0]
         with node.graph.inserting_before(node):
-            new = node.graph.call_function(function, (first, *arguments))
-        new.meta["was"] = node.meta["was"]
+            self._replace(node, node.graph.call_function(function, (node.all_input_nodes[0], *arguments)))
+
+    def add_to_norm(self, norm: fx.Node, total: fx.Node) -> None:
+        """Replace `norm(x) + y` by `norm(x, y)`."""
+        (other,) = (argument for argument in total.args if argument is not norm)
+        with total.graph.inserting_before(total):
+            new = total.graph.call_module(str(norm.target), (*norm.args, other), norm.kwargs)
+        self._replace(total, new)
+        norm.graph.erase_node(norm)
+
+    def out_of_place(self, node: fx.Node) -> None:
+        """Make a call return a new tensor: of a layer that works in place, or of an operator as `x += y`."""
+        if node.op == "call_module":
+            self.modules[node.meta["module"]].inplace = False  # type: ignore[assignment]
+            return
+        self._changed.add(node.meta["owner"])
+        node.target = IN_PLACE_OPERATORS[node.target]  # type: ignore[index]
+
+    def _replace(self, node: fx.Node, new: fx.Node) -> None:
+        self._changed.add(node.meta["owner"])
         node.replace_all_uses_with(new)
         node.graph.erase_node(node)
 
-    def add_to_norm(self, norm: Site, total: Site) -> None:
-        """Replace `norm(x) + y` by `norm(x, y)`."""
-        inner, outer = self._node(norm), self._node(total)
-        (other,) = (argument for argument in outer.args if argument is not inner)
-        with outer.graph.inserting_before(outer):
-            new = outer.graph.call_module(str(inner.target), (*inner.args, other), inner.kwargs)
-        new.meta["was"] = inner.meta["was"]
-        outer.replace_all_uses_with(new)
-        outer.graph.erase_node(outer)
-        inner.graph.erase_node(inner)
-
-    def out_of_place(self, site: Site) -> None:
-        """Replace `x += y` by `x + y`, and the other operators of this kind."""
-        node = self._node(site)
-        node.target = IN_PLACE_OPERATORS[site.target]
-
     def apply(self) -> None:
-        """Replace the modules whose calls were changed."""
-        for name in sorted(self._graphs, key=lambda name: -name.count(".") if name else 1):
+        """Make `torch.fx.GraphModule` of the modules whose calls were changed, with the same state."""
+        # inner ones first
+        for name in sorted(self._changed, key=len, reverse=True):
             owner = self._network.root.get_submodule(name)
             self._network.replace(name, _with_graph(owner, self._graphs[name]))
 
-    def _node(self, site: Site) -> fx.Node:
-        graph = self._graphs.get(site.owner)
-        if graph is None:
-            graph = self._trace(site.owner)
-        local = site.target
-        if site.kind == "call_module":
-            local = site.target.removeprefix(site.owner + ".") if site.owner else site.target
-        for node in graph.nodes:
-            if node.meta.get("was") == (site.kind, local, site.ordinal):
-                self._graphs[site.owner] = graph
-                return node
-        raise ValueError(f"the call in the forward of {site.owner or 'the network'} cannot be located")
 
-    def _trace(self, name: str) -> fx.Graph:
-        owner = self._network.root.get_submodule(name)
-        label = f"the forward of {name or 'the network'} ({type(owner).__name__})"
-        if sum(module is owner for _, module in self._network.slots()) > 1:
-            raise ValueError(f"{label} would have to be rewritten, but the module is registered twice")
-        if has_hooks(owner):
-            raise ValueError(f"{label} would have to be rewritten, but the module has hooks")
-        options = [p for p in inspect.signature(owner.forward).parameters.values() if _optional(p)]
-        if options and not isinstance(owner, fx.GraphModule):
-            raise ValueError(f"{label} would have to be rewritten, but has the optional argument {options[0].name!r}")
-        graphs = []
-        for training in (False, True):
-            try:
-                with _mode(owner, training):
-                    graphs.append(_ShallowTracer().trace(owner))
-            except Exception as error:
-                raise ValueError(f"{label} would have to be rewritten, but cannot be traced ({_line(error)})") from None
-        if str(graphs[0]) != str(graphs[1]):
-            raise ValueError(f"{label} would have to be rewritten, but depends on the training mode")
-        counts: Counter[tuple[Any, ...]] = Counter()
-        for node in graphs[1].nodes:
-            if node.op in _CALLS:
-                node.meta["was"] = (node.op, node.target, counts[node.op, node.target])
-                counts[node.op, node.target] += 1
-        return graphs[1]
+def _traced(module: nn.Module) -> fx.Graph:
+    """Return the graph of a `forward` that may be rewritten; the error otherwise says why not."""
+    if has_hooks(module):
+        raise ValueError("has hooks")
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR"):
+            raise ValueError(f"has the optional argument {parameter.name!r}")
+    graphs = []
+    for training in (False, True):
+        with _mode(module, training):
+            graphs.append(_Tracer().trace(module))
+    if str(graphs[0]) != str(graphs[1]):
+        raise ValueError("depends on the training mode")
+    return graphs[1]
 
 
 class _Proxy(fx.Proxy):
@@ -199,9 +195,7 @@ class _Proxy(fx.Proxy):
         return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
 
 
-class _ShallowTracer(fx.Tracer):
-    """Traces one `forward`, in which every module is one call."""
-
+class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -209,103 +203,44 @@ class _ShallowTracer(fx.Tracer):
         return _Proxy(node, self)
 
 
-class _Tracer(_ShallowTracer):
-    """Traces through all modules but those of torch, in-place ABN, and opaque ones; records the owner of each call."""
-
-    def __init__(self, prefix: str, opaque: set[nn.Module]) -> None:
-        super().__init__()
-        self._prefix = prefix
-        self._opaque = opaque
-        self._counts: Counter[tuple[Any, ...]] = Counter()
-        self.running = [prefix]
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = m in self._opaque or isinstance(m, ABN)
-        return own or fx.Tracer.is_leaf_module(self, m, module_qualified_name)
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        name = self.path_of_module(m)
-        if self.is_leaf_module(m, name):
-            return super().call_module(m, forward, args, kwargs)
-        self.running.append(join(self._prefix, name))
-        result = super().call_module(m, forward, args, kwargs)
-        self.running.pop()
-        return result
-
-    def create_node(self, kind: str, target: Any, *arguments: Any, **options: Any) -> fx.Node:
-        node = super().create_node(kind, target, *arguments, **options)
-        if kind in _CALLS:
-            name = join(self._prefix, target) if kind == "call_module" else target
-            key = (self.running[-1], kind, name)
-            node.meta["site"] = Site(*key, self._counts[key])
-            node.meta["module"] = name if kind == "call_module" else None
-            self._counts[key] += 1
-        return node
+def name_of(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def join(prefix: str, name: str) -> str:
-    """Return the name of a module inside another."""
-    return f"{prefix}.{name}" if prefix and name else prefix or name
-
-
-def in_place_users(node: fx.Node, root: nn.Module) -> list[fx.Node]:
-    """Return the calls that overwrite the result of a node, or a view of it."""
-    found = []
-    for user in node.users:
-        if user.op in _CALLS and _overwrites(user, node, root):
-            found.append(user)
-        if _may_be_view(user, root):
-            found += in_place_users(user, root)
-    return found
-
-
-def _overwrites(user: fx.Node, node: fx.Node, root: nn.Module) -> bool:
+def _overwrites(user: fx.Node, node: fx.Node, layer: nn.Module | None) -> bool:
+    if layer is not None:
+        return bool(getattr(layer, "inplace", False))
     if user.kwargs.get("out") is node:
         return True
     if node not in (user.args[:1] or tuple(user.kwargs.values())[:1]):
         return False
-    if user.op == "call_module":
-        return bool(getattr(root.get_submodule(user.meta["module"]), "inplace", False))
-    name = user.target if isinstance(user.target, str) else user.target.__name__
+    name = name_of(user)
     if user.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")) or name == "setitem":
         return True
-    return user.op == "call_function" and bool(_argument(user, "inplace"))
+    return user.op == "call_function" and bool(argument(user, "inplace", None, False))
 
 
-def _argument(call: fx.Node, name: str, default: Any = None) -> Any:
-    """Return an argument of a call of a function, given by name or by position."""
-    try:
-        bound = inspect.signature(call.target).bind(*call.args, **call.kwargs)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return call.kwargs.get(name, default)
-    return bound.arguments.get(name, default)
-
-
-def argument(call: fx.Node, name: str, position: int, default: Any) -> Any:
-    """Return an argument of a call of a function without a signature that Python can read."""
-    value = _argument(call, name)
-    if value is None and len(call.args) > position:
-        value = call.args[position]
-    return default if value is None else value
-
-
-def _may_be_view(user: fx.Node, root: nn.Module) -> bool:
+def _may_be_view(user: fx.Node, layer: nn.Module | None) -> bool:
     """Return whether the result may be the first argument itself, or a view; true for all that is not of torch."""
-    if user.op == "call_module":
-        layer = root.get_submodule(user.meta["module"])
+    if layer is not None:
         known = type(layer).__module__.startswith("torch.nn.") or isinstance(layer, ABN)
         return isinstance(layer, _VIEW_LAYERS) or not known
-    name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
     module = "torch" if isinstance(user.target, str) else str(getattr(user.target, "__module__", None))
     foreign = module.partition(".")[0] not in ("torch", "_operator", "None")
-    return user.op in _CALLS and (foreign or name.rstrip("_") in _VIEWS)
+    return foreign or name_of(user).rstrip("_") in _VIEWS
 
 
-def _optional(parameter: inspect.Parameter) -> bool:
-    return parameter.default is not parameter.empty or parameter.kind in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
+def argument(call: fx.Node, name: str, position: int | None, default: Any) -> Any:
+    """Return an argument of a call; `position` is for functions without a signature that Python can read."""
+    try:
+        bound = inspect.signature(call.target).bind(*call.args, **call.kwargs)  # type: ignore[arg-type]
+        value = bound.arguments.get(name)
+    except (TypeError, ValueError):
+        value = call.kwargs.get(name)
+    if value is None and position is not None and len(call.args) > position:
+        value = call.args[position]
+    return default if value is None else value
 
 
 def _with_graph(owner: nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -329,7 +264,3 @@ def _mode(module: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for m, value in before:
             m.training = value
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -213,8 +213,6 @@ STYLES = {
     "dropout in place": lambda net, x, y: net.drop(net.act(net.bn(y))),
     "by value": lambda net, x, y: net.act(net.bn(y)) if y.sum() > 0 else net.bn(y),
     "mode": lambda net, x, y: net.act(net.bn(y)) if net.training else net.bn(y),
-    # dropout lies between norm and activation
-    "function by mode": lambda net, x, y: functional.leaky_relu(functional.dropout(net.bn(y), 0.0, net.training), 0.1),
     "relu function": lambda net, x, y: functional.relu(net.bn(y)),
     "sums to the norm": lambda net, x, y: net.act(operator.iadd(z := net.bn(y), x)) * z,
 }
@@ -242,7 +240,7 @@ REFUSED = {
     "norm twice": "bn: the layer is called 2 times",
     "changed in place": "bn: its output is changed in place afterwards, by mul_",
     "by value": "bn: torch.fx finds no call of the layer",
-    "mode": "bn: what follows it differs between training and evaluation mode",
+    "mode": r"bn: torch.fx finds no call .* the forward of the network \(Twice\) depends on the training mode",
     "relu function": "bn: ReLU follows",
 }
 
@@ -300,20 +298,35 @@ def test_small_scales():
     assert float(network[1].weight[1].detach()) == pytest.approx(-1e-7)
 
 
-def test_a_forward_that_depends_on_the_mode_cannot_be_rewritten():
-    assert set(kinds(convert(Twice("function by mode"))).values()) == {InPlaceABN}
-
-    class ByMode(Twice):
-        def forward(self, x):
-            return functional.dropout(functional.leaky_relu(self.bn(x), 0.1), 0.5, self.training)
-
-    refused(ByMode(""), "the forward of the network (ByMode) would have to be rewritten, but depends on the training")
-
+def test_optional_arguments():
     class Optional(Twice):
         def forward(self, x, mask=None):
             return functional.leaky_relu(self.bn(x), 0.1)
 
-    refused(Optional(""), "would have to be rewritten, but has the optional argument 'mask'")
+    refused(Optional(""), "the forward of the network (Optional) has the optional argument 'mask'")
+
+
+@pytest.mark.parametrize(
+    ("forward", "activation"),
+    [
+        (lambda net, x: operator.iadd(net.body(x), x), None),
+        (lambda net, x: operator.iadd(net.act(net.body(x)), x), "leaky_relu"),
+        (lambda net, x: net.act(net.body.forward(x)), "leaky_relu"),
+        (lambda net, x: net.body(x).sigmoid_(), None),
+        (lambda net, x: net.body(x) + x, "identity"),
+    ],
+)
+def test_what_follows_a_module_that_ends_with_a_norm(forward, activation):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.act = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)), nn.LeakyReLU()
+
+        def forward(self, x):
+            return forward(self, x)
+
+    made = convert(randomize(Outer()), example=torch.randn(2, 4, 3, 3))
+    assert getattr(made.body[1], "activation", None) == activation
 
 
 def test_inside_a_network_that_cannot_be_traced():
