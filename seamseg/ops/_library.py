@@ -76,11 +76,7 @@ def differentiable_once(
 
     `torch.autograd.function.once_differentiable` cuts the graph between gradients and inputs instead, and
     `torch.autograd.grad` of something before the function then leaves out a part of the sum, without an error.
-
-    Parameters
-    ----------
-    unpack : returns the tensors that the forward pass saved, among them one from which the gradients' graph leads to
-        each input
+    `unpack` returns the tensors that the forward pass saved; through them the graph leads to each input.
     """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,10 +124,7 @@ def implementations() -> dict[str, str]:
 
 
 def kernels() -> dict[str, str]:
-    """Return for each device "loaded", or the reason why the compiled kernels are not available.
-
-    Those of the GPU are loaded when the process initialises CUDA.
-    """
+    """Return for each device "loaded", or why there are no kernels; a GPU's are loaded with the first use of CUDA."""
     return dict(_kernels)
 
 

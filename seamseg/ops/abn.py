@@ -49,11 +49,9 @@ class Norm(NamedTuple):
 
 
 class ChannelStatistics(NamedTuple):
-    """Statistics of a forward pass.
+    """Mean and 1 / standard deviation of a forward pass, each `C`; `values` of this rank, `total` of all ranks.
 
-    mean, invstd : mean and 1 / standard deviation, each `C`
-    total : number of values over all ranks, float64 scalar; None without a group
-    values : number of values on this rank
+    `total` is a float64 scalar, None without a group.
     """
 
     mean: Tensor
@@ -62,40 +60,8 @@ class ChannelStatistics(NamedTuple):
     values: int
 
 
-def abn(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    activation: str = "leaky_relu",
-    activation_param: float = 0.01,
-) -> Tensor:
-    """Apply batch norm, then the activation: `act(x_hat * weight + bias)`.
-
-    Parameters
-    ----------
-    x : `N x C` or `N x C x ...`
-    weight, bias : `C`, or None for 1 and 0
-    running_mean, running_var : `C`; updated when training (variance unbiased), used otherwise; None, when training, for
-        none
-    training : normalise with the statistics of this batch
-    momentum : weight of this batch in the running averages
-    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
-
-    Returns
-    -------
-    a new tensor in the shape and memory format of `x`
-    """
-    norm = Norm(running_mean, running_var, training, momentum, eps, activation, activation_param, None)
-    return apply_plain_norm(x, weight, bias, norm)
-
-
 def apply_plain_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) -> Tensor:
-    """Compute :func:`abn` with its options as a :class:`Norm`, whose batches are counted."""
+    """Apply batch norm, then the activation: `act(x_hat * weight + bias)`, in the shape and memory format of `x`."""
     mean, var, training, momentum = norm.running_mean, norm.running_var, norm.training, norm.momentum
     check_input("abn", x, weight, bias, mean, var, training)
     check_activation("abn", norm.activation, norm.parameter)
@@ -139,8 +105,14 @@ def inplace_abn(
 
     Parameters
     ----------
-    x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param :
-        as for :func:`abn`
+    x : `N x C` or `N x C x ...`
+    weight, bias : `C`, or None for 1 and 0
+    running_mean, running_var : `C`; updated when training (variance unbiased), used otherwise; None, when training, for
+        none
+    training : normalise with the statistics of this batch
+    momentum : weight of this batch in the running averages
+    eps : added to the variance and to the scale
+    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
     group : ranks that share the statistics of a training step, each weighted by its own count; None for no exchange.
         Every rank of the group must make the call, a rank with an empty `x` too. Gradients of weight and bias stay
         local, as DistributedDataParallel expects.
@@ -209,13 +181,7 @@ def check_input(
 
 
 def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
-    """Return the tensors saved by the forward pass.
-
-    Raises
-    ------
-    RuntimeError
-        if the output, from which the input is recovered, was changed in place, or a residual, weight or bias
-    """
+    """Return the tensors saved by the forward pass; an error if one of them was changed in place."""
     try:
         saved: tuple[Any, ...] = ctx.saved_tensors
         return saved
@@ -272,15 +238,7 @@ class _InPlaceABN(torch.autograd.Function):
 def normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm
 ) -> tuple[Tensor, ChannelStatistics]:
-    """Compute `act(gamma (x - mean) invstd + bias + residual)`; updates the running averages when training.
-
-    Parameters
-    ----------
-    x : `N x C x ...`, dense
-    residual : like `x`, or None
-    weight, bias : `C` or None
-    norm : the options
-    """
+    """Compute `act(gamma (x - mean) invstd + bias + residual)` of a dense `x`; update the averages when training."""
     statistics, scale = cached_statistics(_statistics, x, weight, norm)
     return transform(x, residual, scale, bias, norm, statistics), statistics
 
@@ -304,8 +262,7 @@ def gradients(
 ) -> tuple[Tensor, Tensor, GradientSums]:
     """Compute the gradients of input and residual (empty without one), and the sums that hold those of the parameters.
 
-    Gradients of weight and bias are those of this rank alone, as DistributedDataParallel expects. `deferred` is
-    explained at :func:`gradient_sums`.
+    Gradients of weight and bias are those of this rank alone; `deferred` as for :func:`gradient_sums`.
     """
     sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
     beta = bias_of(bias, sums.scale)
@@ -388,10 +345,9 @@ def _statistics(x: Tensor, weight: Tensor | None, norm: Norm) -> tuple[ChannelSt
 def batch_statistics(
     mean: Tensor, var: Tensor, count: int, weight: Tensor | None, norm: Norm
 ) -> tuple[ChannelStatistics, Tensor]:
-    """Return the statistics of a training step from mean, biased variance and count of this rank, and `gamma invstd`.
+    """Join mean, biased variance and count of this rank with those of its group; return them and `gamma invstd`.
 
-    Combines them with those of the other ranks of the group, and updates the running averages. A batch of fewer than
-    two values has no unbiased variance: it neither changes them nor is counted.
+    Update the running averages; a batch of fewer than two values, which has no unbiased variance, is not counted.
     """
     total: Tensor | None = None
     if norm.group is not None:

@@ -27,18 +27,11 @@ from seamseg.ops.reference import abn as plain
 
 
 def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    """Have the gradients of small scales of :func:`seamseg.ops.abn.inplace_abn` computed by the kernel before it.
+    """Have the gradient of the weight of a norm, `C`, computed by the kernel before it, where scales are small.
 
-    Parameters
-    ----------
-    kernel : kernel of a layer whose output, linear in the kernel, is the input of the norm
-    weight : weight of the norm, `C`
-    dim : dimension of the output channels of `kernel`
-
-    Returns
-    -------
-    kernel : the same, to be used in this call of the layer
-    deferred : argument of that name of the norm, whose gradient is that of the weight, and a factor; `2 x C`
+    `dim` is that of the output channels of the kernel, in which the input of the norm must be linear. Return the
+    kernel, to be used in this call of the layer, and the argument `deferred` of :func:`seamseg.ops.abn.inplace_abn`,
+    `2 x C`: its gradient is that of the weight, and a factor.
     """
     result: tuple[Tensor, Tensor] = _DeferScaleGradient.apply(kernel, weight, dim)
     return result
@@ -47,12 +40,8 @@ def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[
 def scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor, dtype: torch.dtype, dim: int = 0) -> Tensor:
     """Compute the gradient of the weight of a norm, `C`, from the kernel before it, its gradient, and the sums.
 
-    Parameters
-    ----------
-    kernel, dkernel : tensors of one shape
-    dweight : :attr:`seamseg.ops.abn.GradientSums.dweight`, `2 x C`
-    dtype : dtype of the weight
-    dim : dimension of the output channels of the kernel
+    `dweight` is :attr:`seamseg.ops.abn.GradientSums.dweight`, `dtype` that of the weight, `dim` that of the output
+    channels of the kernel.
     """
     kernel = dense(kernel.detach().movedim(dim, 0))
     wide = torch.float64 if kernel.dtype == torch.float64 else torch.float32

@@ -34,10 +34,7 @@ _ONEDNN_CHANNELS = 16
 
 
 class Projection(NamedTuple):
-    """The 1x1 convolution of a shortcut and its norm.
-
-    kernel `C x C_in x 1 x 1`; weight, bias and norm: of the norm, whose activation is identity.
-    """
+    """The 1x1 convolution of a shortcut, with a kernel `C x C_in x 1 x 1`, and its norm without an activation."""
 
     kernel: Tensor
     stride: tuple[int, int]
@@ -55,19 +52,10 @@ def inplace_abn_projection(
     projection: Projection,
     deferred: Tensor | None = None,
 ) -> Tensor:
-    """Apply in-place ABN to `x` with the residual `abn(conv2d(shortcut, kernel, stride=stride))`.
+    """Apply in-place ABN to `x` with the residual `abn(conv2d(shortcut, kernel, stride=stride))`: `N x C x h x w`.
 
-    Parameters
-    ----------
-    x : `N x C x h x w`, the last convolution of the branch
-    weight, bias, norm : parameters and settings of the last norm of the branch; its activation follows the sum
-    shortcut : `N x C_in x H x W`, the input of the block
-    projection : convolution and norm of the shortcut
-    deferred : argument `deferred` of the last norm of the branch; see :func:`seamseg.ops.abn.inplace_abn`
-
-    Returns
-    -------
-    `N x C x h x w`, in the memory format of `x`
+    `x` comes from the last convolution of the branch, `shortcut`, `N x C_in x H x W`, is the input of the block.
+    `weight`, `bias`, `norm` and `deferred` belong to the last norm of the branch, whose activation follows the sum.
     """
     kernel, stride, projection_weight, projection_bias, projection_norm = projection
     if kernel.shape != (x.shape[1], shortcut.shape[1], 1, 1):

@@ -66,13 +66,7 @@ def recomputing() -> bool:
 
 
 def cached_statistics(compute: Callable[..., T], *arguments: Any) -> T:
-    """Return `compute(*arguments)`, in a recomputation the value of the first run.
-
-    Raises
-    ------
-    RuntimeError
-        if the recomputation needs more values than the first run left
-    """
+    """Return `compute(*arguments)`, in a recomputation the value of the first run."""
     if torch.compiler.is_compiling():
         return compute(*arguments)
     cache: _StatisticsCache | None = getattr(_state, "cache", None)
@@ -97,12 +91,8 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
 
     Losses, gradients and running statistics are those of a plain call, bit by bit on the CPU. A part inside of another
     one is called plainly, as are those of an exported network. Under `torch.compile` the compiler plans the
-    recomputation; there, too, statistics and their exchange between processes are kept.
-
-    Parameters
-    ----------
-    part : layers that compute the same in both runs, or a function without dropout
-    inputs : its arguments
+    recomputation; there, too, statistics and their exchange between processes are kept. `part` must compute the same in
+    both runs; a function must not contain dropout.
     """
     if not _can_recompute():
         return part(*inputs)
@@ -131,16 +121,8 @@ def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tenso
     """Run a cheap layer; operations of the `with` block do not keep its output for the backward pass.
 
     The backward pass computes it again from `make_input`, with the same statistics: gradients and running statistics
-    are those of a plain call, bit by bit. It saves memory where the input is kept anyway, or made from what is.
-
-    Parameters
-    ----------
-    layer : computes a map of the shape of its input, the same each time
-    make_input : returns the input, `N x C x H x W`; what it refers to is kept
-
-    Returns
-    -------
-    context manager of the output; the output must not be used after the block
+    are those of a plain call, bit by bit. It saves memory where the input is kept anyway, or made from what is. The
+    layer maps `N x C x H x W` to the same shape; its output must not be used after the block.
     """
     if torch.compiler.is_compiling() or not _can_recompute():
         yield layer(make_input())

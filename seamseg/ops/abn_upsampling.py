@@ -39,22 +39,8 @@ def upsample_abn_rows(
 ) -> Tensor:
     """Compute `abn(conv_transpose2d(x, kernel, stride=2))[rows]`, with batch statistics over all of `x`.
 
-    Parameters
-    ----------
-    x : `N x C x h x w`; channels last is fastest
-    rows : int64 `P`, no row twice
-    kernel : `C x D x 2 x 2`
-    weight, bias, norm : parameters and settings of the in-place ABN, in training mode; see
-        :func:`seamseg.ops.abn.inplace_abn`
-
-    Returns
-    -------
-    `P x D x 2h x 2w`
-
-    Raises
-    ------
-    ValueError
-        if a shape does not fit, or the norm has frozen statistics
+    Map `N x C x h x w` (channels last is fastest) with a kernel `C x D x 2 x 2` to `P x D x 2h x 2w`; `rows` are int64
+    `P`, no row twice. The norm must not have frozen statistics.
     """
     if x.dim() != 4 or kernel.dim() != 4 or kernel.shape[0] != x.shape[1] or kernel.shape[2:] != (2, 2):
         raise ValueError(

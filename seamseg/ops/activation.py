@@ -11,13 +11,7 @@ ACTIVATIONS = ("leaky_relu", "elu", "identity", "relu")
 
 
 def check_activation(owner: str, activation: str, param: float, invertible: bool = False) -> None:
-    """Require a known activation, and a positive parameter where its inverse is needed.
-
-    Raises
-    ------
-    ValueError
-        one line that names the owner and the wrong argument
-    """
+    """Require a known activation, and a positive parameter where its inverse is needed."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"{owner}: unknown activation {activation!r}, choose one of {', '.join(ACTIVATIONS)}")
     if invertible and activation == "relu":
@@ -50,11 +44,6 @@ def deactivate(y: Tensor, activation: str, param: float) -> Tensor:
     """Compute `z` such that `act(z) = y`, as a new tensor (`y` itself for identity).
 
     A saturated elu (`y = -alpha`) gives a large finite `z`; its gradient is 0 there, so it has no effect.
-
-    Raises
-    ------
-    ValueError
-        if the parameter of the activation is 0, which cannot be inverted
     """
     if activation in ("leaky_relu", "elu") and param == 0:
         raise ValueError(f"{activation} with parameter 0 cannot be inverted")

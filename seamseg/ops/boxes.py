@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,17 +49,8 @@ def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return for each box the box of the other set with the highest IoU, without the matrix of all overlaps.
 
     Equal to the `max` of :func:`box_iou` along each axis: the first of equal values, the first NaN before all others.
-    Not differentiable.
-
-    Parameters
-    ----------
-    a, b : `N x 4` and `M x 4`; half precision is computed in float32
-
-    Returns
-    -------
-    iou_a : `N`, the highest IoU of each box of `a` (float32 at least); 0 if `b` has no boxes
-    index_b : int64 `N`, that box of `b`; -1 if there is none
-    iou_b, index_a : `M`, the same for each box of `b`
+    Not differentiable. For boxes `N x 4` and `M x 4` return the highest IoU of each box of `a` (`N`, float32 at least;
+    0 if `b` has no boxes) and that box of `b` (int64 `N`; -1 if there is none), then the same for each box of `b`.
     """
     a, b = _pair("match_boxes", a, b)
     return _match_boxes(a.detach(), b.detach())
@@ -75,32 +65,16 @@ def _pair(op: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def box_overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the intersection of every pair of boxes over the area of the first of them.
-
-    Parameters
-    ----------
-    a, b : `N x 4` and `M x 4`
-
-    Returns
-    -------
-    `N x M`; NaN where the box of `a` is empty
-    """
-    check_boxes("box_overlap", "a", a)
-    check_boxes("box_overlap", "b", b)
-    check_same_device("box_overlap", a=a, b=b)
+    """Compute the intersection of every pair of boxes over the area of the first, `N x M`; NaN where that is empty."""
+    a, b = _pair("box_overlap", a, b)
     return reference.intersection(a, b).div_(box_area(a)[:, None])
 
 
 def encode_boxes(anchors: Tensor, targets: Tensor) -> Tensor:
     """Compute the box codes of `targets` relative to `anchors` (docs/contract.md, section 4 "Box code").
 
-    Parameters
-    ----------
-    anchors, targets : `... x 4`, broadcast against each other
-
-    Returns
-    -------
-    `... x 4` codes `(dy, dx, dh, dw)`: shift of the centre in sides of the anchor, log of the ratio of sides
+    Both are `... x 4`, broadcast against each other. Codes, `... x 4`, are `(dy, dx, dh, dw)`: shift of the centre in
+    sides of the anchor, log of the ratio of sides.
     """
     check_boxes("encode_boxes", "anchors", anchors, dims=None)
     check_boxes("encode_boxes", "targets", targets, dims=None)
@@ -115,14 +89,8 @@ def encode_boxes(anchors: Tensor, targets: Tensor) -> Tensor:
 def decode_boxes(boxes: Tensor, codes: Tensor) -> Tensor:
     """Invert :func:`encode_boxes`; `dh` and `dw` are clamped at `log(1000 / 16)`.
 
-    Parameters
-    ----------
-    boxes, codes : `... x 4`, broadcast against each other (one box with the codes of many classes: `N x 1 x 4` and
-        `N x C x 4`)
-
-    Returns
-    -------
-    `... x 4` boxes
+    Boxes and codes, `... x 4`, are broadcast against each other: one box with the codes of many classes is `N x 1 x 4`
+    with `N x C x 4`.
     """
     check_boxes("decode_boxes", "boxes", boxes, dims=None)
     check_boxes("decode_boxes", "codes", codes, dims=None)
@@ -146,14 +114,8 @@ def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     """Compute the fraction of each box that is crowd: crowd pixels in the integer-truncated box over its (float) area.
 
-    Parameters
-    ----------
-    boxes : `N x 4`; half precision is computed in float32
-    crowd_mask : `H x W`, bool or integer, non-zero on crowd pixels (docs/contract.md, section 4 "ROI targets")
-
-    Returns
-    -------
-    `N`; NaN for an empty box and for one with a NaN corner
+    Boxes are `N x 4`, the mask `H x W` is bool or integer, non-zero on crowd pixels (docs/contract.md, section 4 "ROI
+    targets"). The result, `N`, is NaN for an empty box and for one with a NaN corner.
     """
     check_boxes("crowd_overlap", "boxes", boxes)
     if crowd_mask.dim() != 2 or crowd_mask.is_floating_point() or crowd_mask.is_complex():
@@ -164,37 +126,18 @@ def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
 
 
 def crowd_fraction(boxes: Tensor, crowd: Tensor) -> Tensor:
-    """Compute the fraction of each box that is crowd, given as a mask or as boxes.
+    """Compute the fraction of each box that is crowd, `N`; NaN for an empty box.
 
-    Parameters
-    ----------
-    boxes : `N x 4`
-    crowd : mask `H x W` as for :func:`crowd_overlap`, or floating boxes `C x 4`, C > 0, of which the one that covers
-        most of a box counts
-
-    Returns
-    -------
-    `N`; NaN for an empty box
+    Crowd is a mask `H x W` as for :func:`crowd_overlap`, or floating boxes `C x 4`, C > 0, of which the one that covers
+    most of a box counts.
     """
     return box_overlap(boxes, crowd).amax(dim=1) if crowd.is_floating_point() else crowd_overlap(boxes, crowd)
 
 
 def smooth_l1(x: Tensor, target: Tensor, sigma: float) -> Tensor:
-    """Compute the smooth L1 loss: `.5 sigma² d²` where `|d| < 1/sigma²`, else `|d| - .5/sigma²`, with `d = x - target`.
+    """Compute the smooth L1 loss of each element: `.5 sigma² d²` where `|d| < 1/sigma²`, else `|d| - .5/sigma²`.
 
-    Parameters
-    ----------
-    x, target : floating tensors of one shape
-    sigma : `1/sigma²` is the difference from which the loss is linear
-
-    Returns
-    -------
-    the loss of each element, in the shape of `x`
-
-    Raises
-    ------
-    ValueError
-        if the shapes differ, which would broadcast, or sigma is not positive
+    `d` is `x - target`, of one shape.
     """
     if x.shape != target.shape:
         raise ValueError(f"smooth_l1: x and target must have one shape, got {describe(x)} and {describe(target)}")
@@ -219,21 +162,17 @@ def _fake_match(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return vector(a, wide), vector(a, torch.int64), vector(b, wide), vector(b, torch.int64)
 
 
-def _fake_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
-    return boxes.new_empty((boxes.shape[0],), dtype=torch.int64)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return _box_iou_backward(grad, *ctx.saved_tensors)
-
-
 _box_iou = define("box_iou", reference.box_iou, _fake_iou)
 _box_iou_backward = define("box_iou_backward", reference.box_iou_backward, _fake_iou_backward)
-differentiate("box_iou", _backward, _save)
+differentiate(
+    "box_iou",
+    lambda ctx, grad: _box_iou_backward(grad, *ctx.saved_tensors),
+    lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 forbid_second_derivative("box_iou_backward")
 _match_boxes = define("match_boxes", reference.match_boxes, _fake_match)
-_crowd_count = define("crowd_count", reference.crowd_count, _fake_count)
+_crowd_count = define(
+    "crowd_count",
+    reference.crowd_count,
+    lambda boxes, crowd_mask: boxes.new_empty((boxes.shape[0],), dtype=torch.int64),
+)

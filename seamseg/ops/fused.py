@@ -31,8 +31,8 @@ class _Fused(nn.Module):
         self,
         weight: Tensor,
         bias: Tensor,
-        activation: str,
-        activation_param: float,
+        activation: str = "identity",
+        activation_param: float = 0.0,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__()
@@ -68,13 +68,9 @@ class _Fused(nn.Module):
 
 
 class FusedConv2d(_Fused):
-    """`act(convolution(x) + bias)`, for inference only.
+    """`act(convolution(x) + bias)`, for inference only: weight `O x I/groups x kh x kw` and bias `O` have no gradient.
 
-    Parameters
-    ----------
-    weight, bias : `O x I/groups x kh x kw`, `O`; used without gradient
-    like : the convolution whose stride, padding, dilation and groups are used; its padding must be zeros
-    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    Stride, padding (zeros), dilation and groups are those of the convolution `like`.
     """
 
     padding_mode = "zeros"
@@ -132,18 +128,7 @@ class FusedConv2d(_Fused):
 
 
 class FusedLinear(_Fused):
-    """`act(x weight^T + bias)`, for inference only.
-
-    Parameters
-    ----------
-    weight, bias : `O x I`, `O`; used without gradient
-    activation, activation_param : see :class:`FusedConv2d`
-    """
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor, activation: str = "identity", activation_param: float = 0.0
-    ) -> None:
-        super().__init__(weight, bias, activation, activation_param)
+    """`act(x weight^T + bias)`, for inference only: weight `O x I` and bias `O` have no gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `K x I` to `K x O`, a new tensor."""
@@ -189,7 +174,7 @@ def bf16_is_fast(device: torch.device) -> bool:
     if device.type == "cuda" and torch.cuda.is_available():
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type != "cpu" or not _onednn_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     # private names, which other releases may lack
     avx, amx = (getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
@@ -206,11 +191,6 @@ def _is_intel() -> bool:
     return "GenuineIntel" in vendor
 
 
-def _onednn_available() -> bool:
-    available: bool = torch.backends.mkldnn.is_available()
-    return available
-
-
 def onednn_takes_bf16() -> bool:
     """Return whether the operators of oneDNN accept bfloat16 on this CPU, fast or not."""
     try:
@@ -224,7 +204,7 @@ def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
         return False
     if x.device.type != "cpu" or weight.device.type != "cpu" or x.numel() == 0 or x.dtype != weight.dtype:
         return False
-    if not torch.backends.mkldnn.enabled or not _onednn_available():
+    if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return False
     return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
 

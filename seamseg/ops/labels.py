@@ -31,17 +31,9 @@ def extract_boxes(id_map: Tensor, n: int) -> Tensor:
 
 
 def count_labels(labels: Tensor, n: int, id_map: Tensor | None = None) -> Tensor:
-    """Count the pixels of each label.
+    """Count the pixels of each of the labels `0 .. n-1`, int64 `n`.
 
-    Parameters
-    ----------
-    labels : integer, any shape
-    n : number of labels: `0 .. n-1` (others are not counted)
-    id_map : integer, of the shape of `labels`; if given, only pixels where it is 0 are counted
-
-    Returns
-    -------
-    `n` int64
+    With an `id_map` of the same shape only pixels where it is 0 are counted.
     """
     _check_integers("count_labels", "labels", labels)
     if not 0 <= n <= _MAX_LABELS:
@@ -53,14 +45,10 @@ def count_labels(labels: Tensor, n: int, id_map: Tensor | None = None) -> Tensor
 
 
 def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
-    """Set every free pixel of an id map to the id of its label.
+    """Set every free (0) pixel of an id map, in place, to the id of its label in a map of the same shape.
 
-    Parameters
-    ----------
-    id_map : integer, any shape, 0 where free; written in place
-    labels : integer, of the shape of `id_map`
-    ids : `n` int64, the id of each label, 0 for none; labels without an entry have none. They must fit the type of
-        `id_map`, which is not checked, as the host would wait for a GPU
+    `ids`, `n` int64, has the id of each label, 0 for none; labels without an entry have none. They must fit the type of
+    `id_map`, which is not checked, as the host would wait for a GPU.
     """
     _check_integers("fill_free", "id_map", id_map)
     _check_integers("fill_free", "labels", labels)
@@ -82,21 +70,11 @@ def paste_masks_into(
     """Paste instances one after the other, each onto the pixels still free.
 
     An instance is dropped if more than the fraction `overlap_threshold` of its pixels are taken. The host does not wait
-    for the GPU.
+    for the GPU. `id_map`, an integer `H x W` (not bool), 0 where free, is written in place. Logits are `K x h x w`,
+    best score first, boxes `K x 4` in pixels of the image.
 
-    Parameters
-    ----------
-    id_map : `H x W` integer (not bool), 0 where free; written in place
-    mask_logits : `K x h x w`, floating, best score first
-    boxes : `K x 4`, image pixels
-    overlap_threshold : largest fraction of an instance that others may have taken
-    first_id : id of the first instance pasted, at least 1; the others follow, and `id_map` must be able to hold K of
-        them
-    keep_empty : assign an id to an instance without pixels, as the original implementation does
-
-    Returns
-    -------
-    `K` bool, whether each instance got an id; these are numbered in order
+    Return `K` bool: whether an instance got an id. These are numbered in order from `first_id` on; `id_map` must be
+    able to hold K of them. With `keep_empty` an instance without pixels gets one, as in the original implementation.
     """
     if not isinstance(id_map, Tensor) or id_map.dim() != 2 or id_map.dtype not in INTEGERS:
         raise ValueError(f"paste_masks_into: id_map must be an integer H x W, got {describe(id_map)}")
@@ -125,26 +103,16 @@ def _check_same_map(op: str, id_map: Tensor, labels: Tensor) -> None:
     check_same_device(op, id_map=id_map, labels=labels)
 
 
-def _fake_boxes(id_map: Tensor, n: int) -> Tensor:
-    return id_map.new_empty((n, 4), dtype=torch.float32)
-
-
-def _fake_count(labels: Tensor, n: int, id_map: Tensor | None) -> Tensor:
-    return labels.new_empty((n,), dtype=torch.int64)
-
-
-def _fake_fill(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
-    return None
-
-
-def _fake_paste(
-    id_map: Tensor, masks: Tensor, boxes: Tensor, overlap_threshold: float, first_id: int, keep_empty: bool
-) -> Tensor:
-    return masks.new_empty(masks.shape[0], dtype=torch.bool)
-
-
-_count_labels = define("count_labels", plain.count_labels, _fake_count)
-_fill_free = define("fill_free", plain.fill_free, _fake_fill)
-_extract_boxes = define("extract_boxes", plain.extract_boxes, _fake_boxes)
-paste_probabilities_into = define("paste_masks_into", plain.paste_masks_into, _fake_paste)
+_count_labels = define(
+    "count_labels", plain.count_labels, lambda labels, n, id_map: labels.new_empty((n,), dtype=torch.int64)
+)
+_fill_free = define("fill_free", plain.fill_free, lambda id_map, labels, ids: None)
+_extract_boxes = define(
+    "extract_boxes", plain.extract_boxes, lambda id_map, n: id_map.new_empty((n, 4), dtype=torch.float32)
+)
+paste_probabilities_into = define(
+    "paste_masks_into",
+    plain.paste_masks_into,
+    lambda id_map, masks, *rest: masks.new_empty(masks.shape[0], dtype=torch.bool),
+)
 """The operator, of float32 probabilities in place of logits; it checks shapes and dtypes itself."""

@@ -36,15 +36,8 @@ def nms_fixed(
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`nms` with a result whose size does not depend on the boxes: the host does not wait for a GPU.
 
-    Parameters
-    ----------
-    boxes, scores, iou_threshold, n_max, groups : see :func:`nms`
-
-    Returns
-    -------
-    indices : int64, those of the kept boxes by decreasing score, then -1; `min(n_max, N)` of them if there is a limit
-        and no groups, else `N`
-    count : int64 scalar, the number of kept boxes
+    Return int64 indices of the kept boxes by decreasing score, then -1, `min(n_max, N)` of them if there is a limit and
+    no groups, else `N`; and the number of kept boxes, an int64 scalar.
     """
     return _nms_fixed(*_checked("nms_fixed", boxes, scores, groups, iou_threshold, n_max))
 

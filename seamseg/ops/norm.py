@@ -135,12 +135,8 @@ class InPlaceABN(ABN):
     def convolve(self, layer: nn.Module, x: Tensor, channels: slice | None = None) -> tuple[Tensor, Tensor | None]:
         """Return `layer(x)`, the input of this norm, and its argument `deferred`.
 
-        Parameters
-        ----------
-        layer : any; in half precision the output is kept for the backward pass, unless the layer is a plain convolution
-            or linear layer
-        x : its input
-        channels : channels of this norm that the layer computes; None for all
+        In half precision the output of a layer other than a plain convolution or linear layer is kept for the backward
+        pass. `channels` of this norm are computed by the layer; None for all.
         """
         weight, dim = self.weight, _output_channels(layer)
         tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
@@ -338,15 +334,7 @@ class NormSequential(nn.Sequential):
 
 
 class ActivatedGroupNorm(nn.GroupNorm):
-    """Group norm followed by an activation; state: weight, bias.
-
-    Parameters
-    ----------
-    num_features : channels
-    num_groups : groups of channels that share statistics
-    eps, affine : see `torch.nn.GroupNorm`
-    activation, activation_param : see :class:`ABN`
-    """
+    """Group norm followed by an activation; state: weight, bias."""
 
     def __init__(
         self,
@@ -373,13 +361,7 @@ class ActivatedGroupNorm(nn.GroupNorm):
 
 
 class ActivatedIdentity(nn.Module):
-    """No normalisation, only the activation (normalization mode "off"); no state.
-
-    Parameters
-    ----------
-    num_features : channels; not used, for the same signature as other norms
-    activation, activation_param : see :class:`ABN`
-    """
+    """No normalisation, only the activation (normalization mode "off"); no state."""
 
     def __init__(self, num_features: int = 0, activation: str = "leaky_relu", activation_param: float = 0.01) -> None:
         super().__init__()

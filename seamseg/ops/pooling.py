@@ -21,16 +21,8 @@ def box_filter_pool(x: Tensor, window: tuple[int, int]) -> Tensor:
 
     The window is clipped to the map; `(k - 1) // 2` rows (columns) are padded before, the rest of the `k - 1` after.
     The cost hardly grows with the window: one pass over the map. Every window is a sum of its own pixels only, so that
-    large values elsewhere cause no rounding error, as they would in a running sum.
-
-    Parameters
-    ----------
-    x : `N x C x H x W`, floating; half precision is summed in float32
-    window : (height, width) of the window
-
-    Returns
-    -------
-    `N x C x H x W`, in the memory format of `x`
+    large values elsewhere cause no rounding error, as they would in a running sum. Map `N x C x H x W` to the same
+    shape and memory format; half precision is summed in float32. The window is (height, width).
     """
     if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point() or 0 in x.shape[2:]:
         raise ValueError(f"box_filter_pool: x must be floating N x C x H x W with pixels, got {describe(x)}")

@@ -62,10 +62,8 @@ class Histogram:
     def best_range(self, slope: float | None = None) -> tuple[float, float]:
         """Return the ends of the range of 8-bit values with the least mean square error.
 
-        Parameters
-        ----------
-        slope : slope of the leaky ReLU that all users of the tensor apply first; its result is what counts. Negative
-            values then hardly do, and most of the 255 steps go to the positive ones. None if there is none
+        With the `slope` of a leaky ReLU that all users of the tensor apply first, its result is what counts: most of
+        the 255 steps go to positive values.
         """
         (used,) = np.nonzero(self.counts)
         if not used.size:
@@ -95,13 +93,8 @@ class Histogram:
 class FakeQuantise(nn.Module):
     """Rounds the activations of a place in a network to 256 levels, whose range is part of its state.
 
-    Parameters
-    ----------
-    slope : see :meth:`Histogram.best_range`
-
-    Attributes
-    ----------
-    histogram : histogram of the values so far, while the range is being chosen; values then pass unchanged
+    While the range is being chosen, `histogram` counts values, which pass unchanged; `slope` is for
+    :meth:`Histogram.best_range`.
     """
 
     def __init__(self, slope: float | None = None) -> None:

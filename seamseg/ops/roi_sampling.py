@@ -30,27 +30,16 @@ def roi_sampling(
     padding: Padding = "border",
     valid_mask: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sample each box on a grid of `out_size` points.
+    """Sample each box on a grid of `out_size` points, from `N x C x H x W` to `K x C x h x w`, channels last.
 
     Bin `(i, j)` of an `h x w` grid is sampled at `y0 + (i + .5) / h * (y1 - y0)`, x likewise, where pixel k of the map
-    covers `[k, k + 1)`.
+    covers `[k, k + 1)`. A floating map is differentiable, half precision is summed in float32; an integer map needs
+    nearest interpolation. Channels last is the fast layout.
 
-    Parameters
-    ----------
-    x : `N x C x H x W`; floating (differentiable; half precision is summed in float32), or integer with nearest
-        interpolation. Channels last is the fast layout
-    boxes : `K x 4`, in pixels of `x`; need not lie inside, nor be finite
-    index : `K` int64, the image of each box; one out of range is an error on the CPU, and reads 0 on CUDA, where a
-        check would block the host
-    out_size : (h, w)
-    interpolation : "bilinear" from the four neighbours, or "nearest"
-    padding : value outside the map: its nearest pixel ("border") or 0 ("zero")
-    valid_mask : also return which samples lie inside `[0, H) x [0, W)`
-
-    Returns
-    -------
-    y : `K x C x h x w`, channels last
-    mask : `K x h x w` bool, or None without `valid_mask`
+    Boxes, `K x 4` in pixels of the map, need not lie inside, nor be finite. `index`, `K` int64, is the image of each
+    box; one out of range is an error on the CPU, and reads 0 on CUDA, where a check would block the host. Outside of
+    the map a sample is the nearest pixel (padding "border") or 0 ("zero"). With `valid_mask` the second result says
+    which samples lie inside `[0, H) x [0, W)`: bool `K x h x w`.
     """
     _check("roi_sampling", x, boxes, index, out_size)
     if interpolation not in ("bilinear", "nearest") or padding not in ("border", "zero"):
@@ -60,7 +49,7 @@ def roi_sampling(
         )
     if interpolation == "bilinear" and not x.is_floating_point():
         raise TypeError(f"roi_sampling: bilinear needs a floating x, got {describe(x)}; use nearest")
-    boxes = _coordinates(boxes)
+    boxes = widened(boxes.detach())
     height, width = out_size
     nearest, zero = interpolation == "nearest", padding == "zero"
     y = _roi_sampling([x], boxes, index.long(), None, IN_PIXELS_OF_MAP, height, width, nearest, zero)
@@ -107,7 +96,15 @@ def roi_features(
         raise ValueError(f"roi_features: padded_size must be positive, got {tuple(padded_size)}")
     height, width = out_size
     return _roi_sampling(
-        list(levels), _coordinates(boxes), index.long(), level.long(), list(padded_size), height, width, False, False
+        list(levels),
+        widened(boxes.detach()),
+        index.long(),
+        level.long(),
+        list(padded_size),
+        height,
+        width,
+        False,
+        False,
     )
 
 
@@ -120,11 +117,6 @@ def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int
     check_same_device(op, x=x, boxes=boxes, index=index)
     if min(out_size) < 1:
         raise ValueError(f"{op}: out_size must be positive, got {tuple(out_size)}")
-
-
-def _coordinates(boxes: Tensor) -> Tensor:
-    """Return boxes in a precision for coordinates, without gradient."""
-    return widened(boxes.detach())
 
 
 def _fake(

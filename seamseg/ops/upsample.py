@@ -20,15 +20,8 @@ def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tu
     valid size, then argmax (the first of equal classes; NaN above all), except for classes that are equal within
     rounding. Half precision is interpolated in float32. Has no gradient.
 
-    Parameters
-    ----------
-    logits : `C x h x w`, floating
-    padded_size : (height, width) of the padded image, covered by the logits
-    valid_size : (height, width) of the image in its upper left corner
-
-    Returns
-    -------
-    `H x W` int64, of the valid size
+    Map `C x h x w`, which cover the padded image, to int64 `H x W` of the valid size in its upper left corner; sizes
+    are (height, width).
     """
     _check("upsample_argmax", logits, padded_size, valid_size)
     return _upsample_argmax(logits.detach(), *padded_size, *valid_size)
@@ -38,23 +31,19 @@ def upsample_fusion(logits: Sequence[Tensor], size: tuple[int, int], mode: str =
     """Compute the class of each pixel, and its probability, from several views of an image.
 
     Each view's logits are upsampled bilinearly (`align_corners` off) and normalised by softmax, some rows at a time:
-    memory does not grow with classes times pixels. The first of equal classes wins. Has no gradient.
+    memory does not grow with classes times pixels. The first of equal classes wins. Has no gradient. Views are
+    `C x h x w`, each of the whole image, of any size; classes are int64 `H x W`, probabilities `H x W`, float32 for
+    logits of half precision.
 
-    Parameters
-    ----------
-    logits : `C x h x w` each, floating, covering the whole image; heights and widths may differ
-    size : `(height, width)` of the image
-    mode : "mean": the class of highest mean probability; "max": class and probability of the surest view, the first of
-        equal ones; "voting": the class that most views find best, with the mean of the probabilities of these views
-
-    Returns
-    -------
-    classes : `H x W` int64
-    probabilities : `H x W`, float32 for logits of half precision
+    Mode "mean" takes the class of highest mean probability; "max" class and probability of the surest view, the first
+    of equal ones; "voting" the class that most views find best, with the mean of the probabilities of these views.
     """
     if mode not in FUSIONS:
         raise ValueError(f"upsample_fusion: mode must be one of {', '.join(FUSIONS)}, got {mode!r}")
-    _check_views("upsample_fusion", logits, size)
+    if not logits or len({(x.shape[0], x.device) for x in logits}) > 1:
+        raise ValueError("upsample_fusion: logits must be one or more views with the same classes on one device")
+    for view in logits:
+        _check("upsample_fusion", view, size, size)
     with torch.no_grad():
         return plain.upsample_fusion(logits, *size, mode)
 
@@ -65,22 +54,8 @@ def upsample_cross_entropy(
     """Compute the cross-entropy of each pixel of an image, from logits of lower resolution.
 
     Logits are upsampled like those of :func:`upsample_ohem_loss`, some rows at a time, and again in the backward pass:
-    memory does not grow with classes times pixels.
-
-    Parameters
-    ----------
-    logits : `C x h x w`, floating
-    padded_size, valid_size : (height, width) of the padded image and of the image in its upper left corner
-    target : `H x W` int64 of the valid size, 255 for void
-
-    Returns
-    -------
-    `H x W`, 0 for void pixels; float32 for logits of half precision
-
-    Raises
-    ------
-    ValueError, RuntimeError
-        as :func:`upsample_ohem_loss`
+    memory does not grow with classes times pixels. Arguments and errors are those of :func:`upsample_ohem_loss`. The
+    result is `H x W`, 0 for void pixels; float32 for logits of half precision.
     """
     _check("upsample_cross_entropy", logits, padded_size, valid_size)
     _check_target("upsample_cross_entropy", logits, target, valid_size)
@@ -96,22 +71,11 @@ def upsample_ohem_loss(
     time, in the forward pass and again in the backward pass: memory does not grow with classes times pixels. Half
     precision is interpolated and summed in float32. Both passes compute the same bits for any number of threads.
 
-    Parameters
-    ----------
-    logits : `C x h x w`, floating
-    padded_size, valid_size : (height, width) of the padded image and of the image in its upper left corner
-    target : `H x W` int64 of the valid size; void (255) pixels have loss 0 but are counted
-    ohem : fraction of the pixels to average over, those of largest loss (rounded up); None for all
-
-    Returns
-    -------
-    scalar, differentiable (once) with respect to the logits; float32 for logits of half precision
-
-    Raises
-    ------
-    ValueError, RuntimeError
-        if shapes or devices do not match, or a class of `target` is out of range. On a GPU classes are not checked,
-        as the host would wait for it: classes out of range are void there
+    Logits are `C x h x w`; sizes are (height, width), the valid one in the upper left corner of the padded one. The
+    target is int64 `H x W` of the valid size; void (255) pixels have loss 0 but are counted. `ohem` is the fraction of
+    the pixels, those of largest loss (rounded up), None for all. The scalar is differentiable once; float32 for logits
+    of half precision. A class out of range is an error on the CPU, and void on a GPU, where the host would wait for the
+    check.
     """
     _check("upsample_ohem_loss", logits, padded_size, valid_size)
     _check_target("upsample_ohem_loss", logits, target, valid_size)
@@ -127,13 +91,6 @@ def _check(op: str, logits: Tensor, padded_size: tuple[int, int], valid_size: tu
         raise ValueError(
             f"{op}: valid size {tuple(valid_size)} must be positive and inside padded size {tuple(padded_size)}"
         )
-
-
-def _check_views(op: str, logits: Sequence[Tensor], size: tuple[int, int]) -> None:
-    if not logits or len({(x.shape[0], x.device) for x in logits}) > 1:
-        raise ValueError(f"{op}: logits must be one or more views with the same classes on one device")
-    for view in logits:
-        _check(op, view, size, size)
 
 
 def _check_target(op: str, logits: Tensor, target: Tensor, valid_size: tuple[int, int]) -> None:

@@ -17,7 +17,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from seamseg.ops._library import define, describe
+from seamseg.ops._library import define
 from seamseg.ops.fused import FusedConv2d, _attempt, _usable
 from seamseg.ops.reference import winograd as plain
 from seamseg.ops.reference.winograd import tile_count, transforms
@@ -50,78 +50,27 @@ def _output_fake(*_: object) -> None:
     """Write into an argument."""
 
 
-_input = define("winograd_input", plain.winograd_input, _input_fake)
-_output = define("winograd_output", plain.winograd_output, _output_fake)
+winograd_input = define("winograd_input", plain.winograd_input, _input_fake)
+"""Transform `rows` rows of tiles, from `first` on, of a map that is padded with `dilation` zeros.
 
+Map a contiguous float32 `N x H x W x C`, C a multiple of 16, to `36 x tiles x C`: a tile for each image, map of every
+`dilation`-th pixel, row and column; a row of tiles has 4 pixels of each of these maps.
+"""
 
-def winograd_input(x: Tensor, dilation: int = 1, first: int = 0, rows: int | None = None) -> Tensor:
-    """Transform rows of tiles of a map that is padded with `dilation` zeros.
+winograd_output = define("winograd_output", plain.winograd_output, _output_fake)
+"""Transform products back and write `leaky_relu(convolution + bias + residual)` into rows of tiles of the map `out`.
 
-    Parameters
-    ----------
-    x : float32 `N x H x W x C`, contiguous, C a multiple of 16
-    dilation : dilation of the convolution
-    first, rows : the rows of tiles, 4 pixels of each of the maps of every `dilation`-th pixel; None for all
-
-    Returns
-    -------
-    `36 x tiles x C`: a tile for each image, map, row and column
-
-    Raises
-    ------
-    ValueError
-        if `x` is something else
-    """
-    _check("winograd_input", x)
-    return _input(x, dilation, first, tile_count(x.shape[1], dilation) - first if rows is None else rows)
-
-
-def winograd_output(
-    products: list[Tensor], bias: Tensor, residual: Tensor | None, slope: float, out: Tensor, dilation: int, first: int
-) -> None:
-    """Transform products back and write `leaky_relu(convolution + bias + residual)` into rows of tiles of a map.
-
-    Parameters
-    ----------
-    products : 36 of `tiles x C`, of tiles as :func:`winograd_input` returns them
-    bias : `C`
-    residual : like `out`, or None
-    slope : negative slope; 1 for no activation
-    out : float32 `N x H x W x C`, contiguous, C a multiple of 16; its rows from tile `first` on are written
-    dilation, first : see :func:`winograd_input`
-
-    Raises
-    ------
-    ValueError
-        if the tensors do not fit
-    """
-    _check("winograd_output", out)
-    tiles = out.shape[0] * dilation**2 * tile_count(out.shape[2], dilation)
-    if len(products) != 36 or any(p.shape[0] % tiles or p.shape[1:] != out.shape[3:] for p in products):
-        raise ValueError(f"winograd_output: products must be 36 of (rows * {tiles}) x {out.shape[3]}")
-    _output(products, bias, residual, slope, out, dilation, first, products[0].shape[0] // tiles)
-
-
-def _check(name: str, x: Tensor) -> None:
-    if x.dim() != 4 or x.dtype != torch.float32 or not x.is_contiguous() or x.shape[3] % _LANES:
-        raise ValueError(f"{name}: expected a contiguous float32 N x H x W x C, C a multiple of 16, got {describe(x)}")
+The products are 36 of `tiles x C`, in the order of `winograd_input`; `slope` is 1 for no activation. `out` and the
+residual (or None) are contiguous float32 `N x H x W x C`.
+"""
 
 
 class WinogradConv2d(FusedConv2d):
     """A :class:`FusedConv2d`, in float32 on a CPU by Winograd's algorithm.
 
-    The transformed kernel takes four times the memory of the kernel, which is kept as well.
-
-    Parameters
-    ----------
-    conv : see :func:`is_suitable`
-    regions : its maps are regions of images; then their number does not decide how they are computed, nor their bits
-        (but for torch 2.11 on a CPU without AVX-512, which rounds by their number)
-
-    Raises
-    ------
-    ValueError
-        if `conv` is not suitable
+    The transformed kernel takes four times the memory of the kernel, which is kept as well. With `regions` its maps are
+    regions of images: their number does not decide how they are computed, nor their bits (but for torch 2.11 on a CPU
+    without AVX-512, which rounds by their number).
     """
 
     def __init__(self, conv: FusedConv2d, regions: bool = False) -> None:
@@ -172,10 +121,11 @@ class WinogradConv2d(FusedConv2d):
         tiles = x.shape[0] * d * d * tile_count(x.shape[3], d)
         step = max(1, _CHUNK // (36 * tiles * max(self.weight.shape[:2])))
         for first in range(0, rows, step):
-            transformed = winograd_input(nhwc, d, first, min(step, rows - first))
+            count = min(step, rows - first)
+            transformed = winograd_input(nhwc, d, first, count)
             kernel = self._kernel(transformed.shape[1])
             products = [multiply(t, m, None, "none", [], "") for t, m in zip(transformed, kernel)]
-            winograd_output(products, self.bias, added, slope, out, d, first)
+            winograd_output(products, self.bias, added, slope, out, d, first, count)
         return self._activate(y) if unary[0] == "none" else y
 
 

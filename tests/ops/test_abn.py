@@ -11,12 +11,19 @@ from torch.testing import assert_close
 
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.residual import ResidualBlock
-from seamseg.ops.abn import abn, inplace_abn
+from seamseg.ops.abn import Norm, apply_plain_norm, inplace_abn
 from seamseg.ops.activation import activate, activate_, activation_gradient, deactivate
 from seamseg.ops.norm import InPlaceABN, NormSequential
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.7), ("identity", 0.01)]
+
+
+def abn(x, weight, bias, running_mean, running_var, training=True, *options, activation="leaky_relu"):
+    options = options or (0.1, 1e-5, activation, 0.01)
+    return apply_plain_norm(x, weight, bias, Norm(running_mean, running_var, training, *options, None))
+
+
 FUNCTIONS = [(abn, False), (inplace_abn, True)]
 
 

@@ -8,7 +8,7 @@ from support.narrow_backbones import build_narrow
 from torch import nn
 
 from seamseg.models.backbones import FPN, FPNBody, norm_factory
-from seamseg.ops.abn import abn
+from seamseg.ops.abn import Norm, apply_plain_norm
 from seamseg.ops.abn_recompute import recomputed
 from seamseg.ops.norm import InPlaceABN
 
@@ -46,8 +46,12 @@ def test_a_plain_norm_counts_a_batch_once(tracked):
     x = torch.randn(2, 4, 6, 6, requires_grad=True)
     mean, var = (torch.zeros(4), torch.ones(4)) if tracked else (None, None)
     weight = nn.Parameter(torch.randn(3, 4, 1, 1))
-    wanted = nn.functional.conv2d(abn(x, None, None, None, None), weight).square().sum()
-    with recomputed(lambda z: abn(z, None, None, mean, var), lambda: x) as y:
+
+    def abn(x, *averages):
+        return apply_plain_norm(x, None, None, Norm(*averages, True, 0.1, 1e-5, "leaky_relu", 0.01, None))
+
+    wanted = nn.functional.conv2d(abn(x, None, None), weight).square().sum()
+    with recomputed(lambda z: abn(z, mean, var), lambda: x) as y:
         found = nn.functional.conv2d(y, weight).square().sum()
     del y
     assert torch.equal(torch.autograd.grad(found, weight)[0], torch.autograd.grad(wanted, weight)[0])

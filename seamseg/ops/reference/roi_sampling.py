@@ -24,12 +24,8 @@ def roi_sampling(
 ) -> Tensor:
     """Compute :func:`seamseg.ops.roi_sampling.roi_sampling` and `roi_features`; arguments are not checked.
 
-    Parameters
-    ----------
-    level : position in `levels` of each box; None for level 0
-    padded_size : (height, width) of the image that the boxes refer to; zeros if they are in pixels of their level
-    height, width : samples of a box
-    nearest, zero : interpolation and padding; bilinear and border otherwise
+    `level` is the position in `levels` of each box, None for level 0; `padded_size` the (height, width) of the image
+    that the boxes refer to, zeros if they are in pixels of their level.
     """
     channels = levels[0].shape[1]
     out = levels[0].new_zeros(boxes.shape[0], height, width, channels)
@@ -57,19 +53,9 @@ def roi_sampling_backward(
     zero: bool,
     deterministic: bool,
 ) -> list[Tensor]:
-    """Compute the gradients of all levels.
+    """Compute the gradients of all levels from `K x C x height x width`; always deterministic.
 
-    Parameters
-    ----------
-    dy : `K x C x height x width`
-    shapes : four numbers a level, its `N, C, H, W`
-    channels_last : memory format of the gradient of each level; contiguous otherwise
-    deterministic : this implementation always is
-    boxes, index, level, padded_size, nearest, zero : those of the forward pass
-
-    Returns
-    -------
-    one gradient a level, of its shape
+    `shapes` has four numbers a level, its `N, C, H, W`; `channels_last` says which gradients have this memory format.
     """
     sizes = [torch.Size(shapes[i : i + 4]) for i in range(0, len(shapes), 4)]
     height, width = dy.shape[2:]

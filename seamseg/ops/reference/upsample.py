@@ -130,11 +130,8 @@ def upsample_ohem_loss(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`seamseg.ops.upsample.upsample_ohem_loss`; arguments are not checked, except for the classes.
 
-    Returns
-    -------
-    loss : scalar
-    normaliser : `H x W`, log of the sum of the exponentials of the scores of the pixels that carry gradient, inf
-        elsewhere
+    The second result, `H x W`, is the log of the sum of the exponentials of the scores of the pixels that carry
+    gradient, inf elsewhere.
     """
     void, classes = _void_and_classes(logits, target)
     entropy, normaliser = _entropy_and_normaliser(logits, (padded_height, padded_width), classes)
