@@ -27,7 +27,7 @@ from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize.overlay import overlay_image
+from seamseg.maps.visualize.overlay import draw_overlay
 
 if TYPE_CHECKING:
     import supervision
@@ -156,7 +156,7 @@ class Panoptic(PanopticResult, ImageResult):
         rgb, opacity = self.canvas(image, opacity)
         shown = self if classes is None else self.only(classes)
         names = self.metadata.categories
-        return overlay_image(rgb, shown, self.metadata.palette, names, labels, opacity, outlined)
+        return draw_overlay(rgb, shown, self.metadata.palette, names, labels, opacity, outlined)
 
     def _segments(self) -> PanopticResult:
         return self

@@ -17,7 +17,7 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize.overlay import overlay_image
+from seamseg.maps.visualize.overlay import draw_overlay
 from seamseg.utils.errors import InputError
 
 
@@ -133,7 +133,7 @@ class SemanticMap(ImageResult):
         """
         rgb, opacity = self.canvas(image, opacity)
         shown = self if classes is None else self.only(classes)
-        return overlay_image(rgb, shown._segments(), self.metadata.palette, opacity=opacity)
+        return draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity)
 
     def _segments(self) -> PanopticResult:
         return class_map_result(self.classes)

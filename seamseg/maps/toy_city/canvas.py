@@ -177,8 +177,8 @@ class Stage:
         shown = None if color is None else self.light.shade(color, normal, max(depth, 0.0))
         self.canvas.polygon(list(map(tuple, screen.tolist())), shown, key)
 
-    def quads(self, points: np.ndarray, colors: Iterable, normal: np.ndarray | None, key: int | None = None) -> None:
-        """Paint many `K x 4 x 3` faces at once (details of a facade), except those that reach behind the camera."""
+    def quads(self, points: np.ndarray, colors: Iterable, normal: np.ndarray) -> None:
+        """Paint details of a facade, `K x 4 x 3`, except those that reach behind the camera; the labels stay."""
         in_camera = self.camera.to_camera(points)
         ahead = (in_camera[..., 2] > NEAR).all(axis=1)
         in_camera[~ahead, :, 2] = 1.0
@@ -187,7 +187,7 @@ class Stage:
         for quad, depth, color, show in zip(screen.tolist(), in_camera[..., 2].mean(1), colors, inside):
             if show:
                 shown = self.light.shade(color, normal, float(depth))
-                self.canvas.polygon(list(map(tuple, quad)), shown, key)
+                self.canvas.polygon(list(map(tuple, quad)), shown, None)
 
     def faces_camera(self, point: np.ndarray, normal: np.ndarray) -> bool:
         """Return whether the front of a face through `point` is visible."""

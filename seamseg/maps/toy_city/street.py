@@ -193,8 +193,8 @@ def _front(
     x = side * (edge - 0.02)
     width = z1 - z0
 
-    def place(flat: np.ndarray, out: float = 0.0) -> np.ndarray:
-        return np.stack([np.full(flat.shape[:2], x - side * out), flat[..., 1], z0 + flat[..., 0]], -1)
+    def place(flat: np.ndarray) -> np.ndarray:
+        return np.stack([np.full(flat.shape[:2], x), flat[..., 1], z0 + flat[..., 0]], -1)
 
     pattern = rng.random()
     if pattern < 0.4:  # clapboard or courses of brick
@@ -249,7 +249,7 @@ def _awning(stage: Stage, side: int, edge: float, z0: float, z1: float) -> None:
         [[(inner, 2.95, a), (inner, 2.95, b), (outer, 2.4, b), (outer, 2.4, a)] for a, b in itertools.pairwise(cuts)]
     )
     normal = np.array([-side * 0.5, 0.85, 0.0])
-    stage.quads(quads, [vary(rng, colors[i % 2], 0.03) for i in range(stripes)], normal, None)
+    stage.quads(quads, [vary(rng, colors[i % 2], 0.03) for i in range(stripes)], normal)
 
 
 def _grid(

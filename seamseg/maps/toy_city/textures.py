@@ -15,8 +15,8 @@ def scene_rng(seed: int, split: str, index: int) -> Rng:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *split.encode(), index])))
 
 
-def smooth_noise(rng: Rng, height: int, width: int, cells: float, octaves: int = 3, stretch: float = 1.0) -> np.ndarray:
-    """Return value noise, float32 `height x width` in 0-1.
+def smooth_noise(rng: Rng, height: int, width: int, cells: float, stretch: float = 1.0) -> np.ndarray:
+    """Return value noise of three octaves, float32 `height x width` in 0-1.
 
     The first octave has `cells` along the shorter side, horizontally stretched; each octave halves them and its weight.
     """
@@ -24,7 +24,7 @@ def smooth_noise(rng: Rng, height: int, width: int, cells: float, octaves: int =
     total = np.zeros((height, width), np.float32)
     weight = 1.0
     weights = 0.0
-    for octave in range(octaves):
+    for octave in range(3):
         step = side / (cells * 2**octave)
         rows, columns = max(2, round(height / step) + 1), max(2, round(width / step / stretch) + 1)
         grid = Image.fromarray(rng.random((rows, columns), dtype=np.float32))
@@ -34,10 +34,10 @@ def smooth_noise(rng: Rng, height: int, width: int, cells: float, octaves: int =
     return np.clip(total / np.float32(weights), 0, 1)
 
 
-def noise_tile(rng: Rng, size: int = 256) -> np.ndarray:
-    """Return a tile of fine and coarse noise, float32 around 0 with a spread near 1; `size` is a power of two."""
-    fine = rng.standard_normal((size, size), dtype=np.float32)
-    coarse = smooth_noise(rng, size, size, cells=10) - 0.5
+def noise_tile(rng: Rng) -> np.ndarray:
+    """Return a tile of 256 x 256 fine and coarse noise, float32 around 0 with a spread near 1."""
+    fine = rng.standard_normal((256, 256), dtype=np.float32)
+    coarse = smooth_noise(rng, 256, 256, cells=10) - 0.5
     return fine * 0.7 + coarse * 3.0
 
 

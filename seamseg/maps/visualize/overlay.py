@@ -1,4 +1,4 @@
-"""Drawing of panoptic maps and boxes on images: RGB uint8 arrays in, RGB uint8 arrays out; legends as HTML."""
+"""Drawing of panoptic maps and boxes on images, RGB uint8 arrays; legends as HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.maps.visualize.palette import distinct_colors, padded_palette, text_color
 from seamseg.utils.errors import one_line
 
-__all__ = ["draw_boxes", "draw_overlay", "outlines", "overlay_image"]
+__all__ = ["draw_boxes", "draw_overlay", "outlines"]
 
 Palette = Sequence[Sequence[int]] | np.ndarray
 
@@ -30,11 +30,11 @@ def draw_overlay(
     labels: bool = False,
     opacity: float = 0.5,
     outlined: bool = True,
-) -> np.ndarray:
+) -> Image.Image:
     """Blend an image with the colours of its panoptic map and outline the instances (docs/contract.md, section 1).
 
-    With an opacity of one half, the result is bit-identical to that of the original's `test_panoptic.py` before JPEG
-    compression.
+    With an opacity of one half, the result is bit-identical to the overlay of the original's `test_panoptic.py` before
+    JPEG compression. It is drawn in bands: no second copy of a large image is made.
 
     Parameters
     ----------
@@ -45,24 +45,7 @@ def draw_overlay(
     labels : write class and score on each segment that is large enough
     opacity : opacity of the colours, 0 (image only) to 1 (colours only)
     outlined : outline the instances
-
-    Returns
-    -------
-    uint8 `H x W x 3`
     """
-    return np.asarray(overlay_image(image, result, palette, categories, labels, opacity, outlined))
-
-
-def overlay_image(
-    image: np.ndarray,
-    result: PanopticResult,
-    palette: Palette,
-    categories: Sequence[str] | None = None,
-    labels: bool = False,
-    opacity: float = 0.5,
-    outlined: bool = True,
-) -> Image.Image:
-    """Return :func:`draw_overlay` as an image, which is drawn in bands: no second copy of a large image is made."""
     if labels and categories is None:
         raise ValueError("draw_overlay: labels=True needs the categories")
     if not 0 <= opacity <= 1:

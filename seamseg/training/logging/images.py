@@ -134,7 +134,7 @@ class SampleRenderer:
         return PanopticResult(ids.astype(np.int32), segments)
 
     def _overlay(self, rgb: np.ndarray, result: PanopticResult) -> np.ndarray:
-        return draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories)
+        return np.asarray(draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories))
 
 
 def _shrunk(rgb: np.ndarray) -> np.ndarray:

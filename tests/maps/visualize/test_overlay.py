@@ -10,7 +10,6 @@ from seamseg.maps.idmaps.resize import ResizedIds
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.maps.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.maps.visualize.detections import draw_detections
-from seamseg.maps.visualize.overlay import overlay_image
 from seamseg.maps.visualize.palette import text_color
 
 DATA = Path(__file__).parents[2] / "golden"
@@ -43,7 +42,7 @@ def test_void_is_half_the_photo_and_stuff_has_no_outline():
     photo = np.full((60, 120, 3), 101, np.uint8)
     result = _result()
     result.id_map[0, 0] = 77
-    picture = draw_overlay(photo, result, [[200, 0, 0], [0, 0, 200]])
+    picture = np.asarray(draw_overlay(photo, result, [[200, 0, 0], [0, 0, 200]]))
     assert (photo == 101).all()
     assert (picture[0, 0] == 50).all(), "an id without a segment"
     assert picture[[5, 30, 30, 30], [100, 59, 61, 90]].tolist() == [[50] * 3, [150, 50, 50], [50] * 3, [50, 50, 150]]
@@ -55,8 +54,8 @@ def test_void_is_half_the_photo_and_stuff_has_no_outline():
 
 def test_labels_change_only_the_inside_of_large_segments():
     photo = np.full((240, 480, 3), 120, np.uint8)
-    plain = draw_overlay(photo, _result(), distinct_colors(2))
-    named = draw_overlay(photo, _result(), distinct_colors(2), ["road", "car"], labels=True)
+    plain = np.asarray(draw_overlay(photo, _result(), distinct_colors(2)))
+    named = np.asarray(draw_overlay(photo, _result(), distinct_colors(2), ["road", "car"], labels=True))
     assert plain.shape == named.shape
     assert (plain != named).any()
     assert np.array_equal(plain[:40], named[:40])
@@ -75,8 +74,7 @@ def test_bands_and_maps_of_rows_give_the_same_image(shown, labels, monkeypatch):
     assert np.array_equal(draw_overlay(photo, rows, distinct_colors(2), ["road", "car"], labels), wanted)
     monkeypatch.setattr("seamseg.maps.visualize.overlay.BAND_BYTES", 3 * shown[1] * 7)
     for given in (rows, whole):
-        drawn = overlay_image(photo, given, distinct_colors(2), ["road", "car"], labels)
-        assert np.array_equal(np.asarray(drawn), wanted)
+        assert np.array_equal(draw_overlay(photo, given, distinct_colors(2), ["road", "car"], labels), wanted)
     assert rows.id_rows is small, "no array is made"
 
 
@@ -87,7 +85,7 @@ def test_a_long_name_is_cut_off(kind):
     def drawn(name):
         if kind == "panoptic":
             result = PanopticResult(np.ones(size, np.int32), [Segment(1, 0, True, 0.5, 360_000, (0, 0, *size))])
-            return draw_overlay(photo, result, [(200, 10, 10)], [name], labels=True)
+            return np.asarray(draw_overlay(photo, result, [(200, 10, 10)], [name], labels=True))
         return draw_detections(photo, [Detection(name, 0, 0.5, (50, 10, 300, 600), size)], size, [(200, 10, 10)])
 
     assert (drawn("x" * 61) == drawn("x" * 1_000_001)).all(), "Pillow draws a million characters at most"
