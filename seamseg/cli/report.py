@@ -6,7 +6,7 @@
 
 RUN is an evaluation folder written by `seamseg evaluate ... --out`, or a run folder that has one (RUN/evaluation).
 The report is a self-contained HTML file. If the run folder has the metrics.jsonl of a training, it includes speed,
-memory, and the loss and PQ of each epoch. With --against every score is shown beside that of the other run, every
+memory, and the loss and PQ of each epoch. With --against every score is shown beside the other run's, every
 image with both predictions, and images are sorted by the change of their scores. A broken map is left out of the page
 and reported; the exit code is then 1.
 """
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     written = write_report(path, evaluation, against, progress, args.images, args.photos, args.size)
     for problem in written.problems:
         echo(f"failed {one_line(problem)}", file=sys.stderr)
-    if written.without_photo and not args.quiet:
+    if written.without_image and not args.quiet:
         echo(
-            f"seamseg report: {written.without_photo} of {written.images} images are missing or unreadable: their "
+            f"seamseg report: {written.without_image} of {written.images} images are missing or unreadable: their "
             "panels are on grey; --photos names the folder",
             file=sys.stderr,
         )

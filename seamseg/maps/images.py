@@ -144,7 +144,7 @@ def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Ima
     """Decode as :func:`open_image` does, but a JPEG at a reduced size; return `(height, width)` at full size, too.
 
     It is the smallest of full, half, quarter and eighth size that is not below `at_least`, `(height, width)`. The
-    pixels differ slightly from those of any resampling filter, which does not matter for training.
+    pixels differ slightly from any resampling filter, which does not matter for training.
     """
 
     def read(image: Image.Image) -> tuple[Image.Image, tuple[int, int]]:

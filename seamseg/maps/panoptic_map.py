@@ -93,7 +93,7 @@ def class_map_result(classes: np.ndarray) -> PanopticResult:
 class SegmentInfo:
     """An annotated segment.
 
-    `category` is the dense class index; `area` is that of the annotation in pixels, may be fractional, None if unknown.
+    `category` is the dense class index; `area`, annotated, is in pixels, may be fractional, None if unknown.
     """
 
     id: int

@@ -37,7 +37,7 @@ class MapFormat:
     ----------
     channels : number of channels
     resize : bilinear or nearest
-    tiles : how the maps of overlapping tiles are merged: mean, or core, that of the tile whose edge is farthest
+    tiles : how the maps of overlapping tiles are merged: mean, or core, from the tile whose edge is farthest
     mirror : factor of each channel in a mirrored image, -1 for the horizontal part of a vector; None for no change
     scale : a PNG file holds the values times this, rounded and clipped
     bits : bits of a pixel of that file, 8 or 16
@@ -121,9 +121,9 @@ class Prediction(Generic[A]):
     semantic : `H x W` class map, int64 from the network, uint8 from a predictor
     size : `(height, width)`
     logits : one a class, of a classifier
-    maps : further maps by name, `H x W` or `channels x H x W`: those of custom heads, and `probability`, that of
-        the class of each pixel: float from the network, from a predictor uint8, 255 times it, rounded down; and `ids`
-        of a network as a whole: the things in place of masks, `k` where row `k - 1` of the detections is
+    maps : further maps by name, `H x W` or `channels x H x W`: the outputs of custom heads; `probability` of the class
+        of each pixel, float from the network, from a predictor uint8, 255 times it, rounded down; and `ids` of a
+        network as a whole: the things in place of masks, `k` where row `k - 1` of the detections is
     queries : masks that make the panoptic map, in place of detections and class map; None for networks without queries,
         and for an image that was processed in tiles
     semantic_on_gpu : the array `semantic`, and the same map as a uint8 tensor on the GPU, where

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes
 from seamseg.maps.images import pixels_of
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.report.images import encode_index_map, encode_photo, reduced_shape
+from seamseg.maps.report.images import encode_index_map, encode_jpeg, reduced_shape
 from seamseg.maps.visualize.maps import draw_map, encode_map
 from seamseg.maps.visualize.palette import distinct_colors
 from seamseg.predicting.writers.images import LabelsWriter, OverlayWriter
@@ -107,14 +106,14 @@ class ResultEncoder:
         maps = {}
         for name, spec in self._predictor.map_formats.items():
             drawn = Image.fromarray(draw_map(prediction.maps[name], spec, shape))
-            maps[name] = base64.b64encode(encode_photo(drawn, shape)).decode("ascii")
+            maps[name] = encode_jpeg(drawn, shape)
         return _json(
             {
                 "kind": self._predictor.kind,
                 "width": shape[1],
                 "height": shape[0],
                 "full": [result.size[1], result.size[0]],
-                "photo": base64.b64encode(encode_photo(decode(), shape)).decode("ascii"),
+                "photo": encode_jpeg(decode(), shape),
                 "map": encode_index_map(indices, len(named)),
                 "maps": maps,
                 "segments": named,

@@ -174,13 +174,13 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
     by_id = {a.image_id: a for a in pred.annotations}
     by_name: dict[str, list[Annotation]] = {}
     for annotation in pred.annotations:
-        by_name.setdefault(_photo_stem(str(annotation.image_id)), []).append(annotation)
+        by_name.setdefault(_image_stem(str(annotation.image_id)), []).append(annotation)
 
     def prediction_of(annotation: Annotation) -> Annotation | None:
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
-        photo = PurePosixPath(name)
-        stem = str(photo.with_suffix("")) if photo.name else name
-        candidates = by_name.get(_photo_stem(stem), [])
+        path = PurePosixPath(name)
+        stem = str(path.with_suffix("")) if path.name else name
+        candidates = by_name.get(_image_stem(stem), [])
         only = candidates[0] if len(candidates) == 1 else None
         return by_id.get(annotation.image_id) or by_id.get(stem) or only
 
@@ -203,6 +203,6 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
     return found
 
 
-def _photo_stem(name: str) -> str:
+def _image_stem(name: str) -> str:
     """Remove folders and the suffix of Cityscapes from the name of an image."""
     return name.rpartition("/")[2].removesuffix("_leftImg8bit")

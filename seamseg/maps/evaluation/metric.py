@@ -45,7 +45,7 @@ class Metric:
         ----------
         item : :class:`seamseg.validation.items.ValidationItem`: `mask`, a tensor of ids `L x h x w` at native size,
             their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, `pixels`, the network's input,
-            `H x W x 3` uint8, `maps`, those of :attr:`reads` by name, `channels x h x w` float32, and `result`, what is
+            `H x W x 3` uint8, `maps`, read for :attr:`reads` by name, `channels x h x w` float32, and `result`, what is
             scored, after all thresholds, at native size and in the classes of the data set: a
             :class:`seamseg.inference.results.panoptic.Panoptic`, `Detections` or `SemanticMap`, as `predict` returns it
         prediction : numpy arrays at the size of the network's input, before thresholds: boxes, classes, scores,

@@ -124,7 +124,7 @@ class LegacyPanopticQuality(PanopticQuality):
 
 
 def average_classes(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
-    """Average over the classes, without NaN; the IoU of a class is taken for that of its segments, too."""
+    """Average over the classes, without NaN; the IoU of a class stands for its segments, too."""
     things = [c for c in per_class if c.info.isthing]
     stuff = [c for c in per_class if not c.info.isthing]
     means: dict[str, Any] = {

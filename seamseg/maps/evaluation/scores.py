@@ -49,7 +49,7 @@ class Scores(ABC):
     metrics : numbers of custom metrics by name
     selected : what selects the best snapshot instead of the score of the kind; None for that
     failed : number of images that could not be read or computed, which are left out
-    mapped : which classes of the model were scored; None if it has those of the data set
+    mapped : which classes of the model were scored; None if it has the classes of the data set
     """
 
     n_images: int
@@ -342,7 +342,7 @@ class PanopticScores(Scores):
     PQ_dagger : PQ with another term for stuff (Porzi et al., CVPR 2019), see :class:`ClassScores`
     mIoU : mean pixel IoU of the class map, in which things of the semantic map that no detection covers have their
         class, as in the original. Files have no such pixels: of them it is `mIoU_segments`
-    per_class : one entry per class; `IoU` is that of the class map
+    per_class : one entry per class; `IoU` is of the class map
     mIoU_segments : mean pixel IoU of the segments; other pixels are void, as in COCO panoptic files
     instances : average precision of the detections, None if not computed
     selector : name of the score that selects the best snapshot

@@ -21,7 +21,7 @@ def as_array(values: ArrayLike) -> np.ndarray:
 
 
 def is_tensor(values: object) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor, without importing torch."""
+    """Return whether a value is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 

@@ -27,7 +27,7 @@ class ReportSummary:
     """Number of images in a report, number without a readable image file, and a line for each broken map."""
 
     images: int
-    without_photo: int
+    without_image: int
     problems: list[str]
 
 
@@ -44,7 +44,7 @@ def write_report(
 
     `against` is a baseline for a comparison, image by image; `progress(iterable, total, description)` wraps the images.
     Of more than `images`, the worst and the best are shown, with `size` pixels along their longest side. `photos` is
-    their folder, None for that of the evaluation.
+    their folder, None for the one that the evaluation names.
 
     InputError if the two differ in their classes or have no image in common, or if an evaluation is broken.
     """
@@ -62,8 +62,8 @@ def write_report(
         file.write(before)
         file.writelines(_json_block("summary", summary_block(runs, chosen, unpaired)))
         built: Iterable[Any] = threaded_map(build, _records(evaluations, chosen), _THREADS)
-        for content, has_photo, found in built if progress is None else progress(built, len(chosen), "drawing"):
-            without += not has_photo
+        for content, has_image, found in built if progress is None else progress(built, len(chosen), "drawing"):
+            without += not has_image
             problems += found
             file.writelines(_json_block("image", content))
         file.writelines(_json_block("ending", {"without_photo": without}))

@@ -32,7 +32,7 @@ def image_block(
     """Build the block of one image from its evaluation and record in each run, at most `size` pixels a side.
 
     It has `width`, `height`, `photo` (JPEG, base64, or None), and `results`, one per run: the index maps `truth` (None:
-    that of the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices 1, 2, ...
+    as in the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices 1, 2, ...
     as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score; and by name the `maps` of
     custom heads, as the image.
 
@@ -52,10 +52,10 @@ def image_block(
                 "prediction": _map(*prediction, image, shape, problems),
                 "truth_segments": _listed(image.ground_truth, image.prediction),
                 "prediction_segments": _listed(image.prediction, image.ground_truth),
-                "maps": {name: _photo(evaluation.folder / MAPS, file, shape) for name, file in image.maps.items()},
+                "maps": {name: _jpeg_text(evaluation.folder / MAPS, file, shape) for name, file in image.maps.items()},
             }
         )
-    photo = _photo(photos, record.photo, shape)
+    photo = _jpeg_text(photos, record.photo, shape)
     return {"width": shape[1], "height": shape[0], "photo": photo, "results": results}, photo is not None, problems
 
 
@@ -76,12 +76,12 @@ def reduced_shape(height: int, width: int, size: int) -> tuple[int, int]:
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-def encode_photo(image: Image.Image, shape: tuple[int, int]) -> bytes:
-    """Encode an RGB image, resized to `(height, width)`, as JPEG."""
+def encode_jpeg(image: Image.Image, shape: tuple[int, int]) -> str:
+    """Encode an RGB image, resized to `(height, width)`, as text: JPEG, base64."""
     small = image.resize(shape[::-1], Image.Resampling.LANCZOS, reducing_gap=2.0)
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True, progressive=False)
-    return buffer.getvalue()
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _truth_key(image: ImageRecord) -> list[tuple[int, int, int]]:
@@ -135,11 +135,11 @@ def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[
     ]  # fmt: skip
 
 
-def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
+def _jpeg_text(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
     """Encode an image as JPEG in base64; None if there is none that can be read."""
     if folder is None or name is None:
         return None
     with suppress(InputError):
         image, _ = open_reduced(join_inside(folder, name), shape)
-        return base64.b64encode(encode_photo(image, shape)).decode("ascii")
+        return encode_jpeg(image, shape)
     return None

@@ -222,7 +222,7 @@ def _average_precision(evaluation: Evaluation) -> list[float | None]:
 
 
 _PEAKS = ("reserved_peak_gib", "rss_peak_gib")
-"""Names of the peak memory, that of a GPU first."""
+"""Names of the peak memory, of a GPU first."""
 
 _LARGEST = 1e15
 """Larger numbers are damaged ones; their sums could overflow."""

@@ -54,7 +54,7 @@ def draw_detections(
     labels: bool = True,
     opacity: float = 0.5,
 ) -> np.ndarray:
-    """Draw objects with boxes, masks and labels; those of high score are on top.
+    """Draw objects with boxes, masks and labels; high scores are on top.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def _paint(image: Image.Image, d: DrawnObject, size: tuple[int, int], color: tup
 def _label(
     image: Image.Image, draw: ImageDraw.ImageDraw, d: DrawnObject, box: tuple[float, ...], color: tuple[int, ...]
 ) -> None:
-    """Write name and score above the box, within it if there is no room."""
+    """Write name and score above the box, within it at the upper edge of the image."""
     font = label_font((image.height, image.width))
     text = f"{short_name(d.name.split('--')[-1].replace('-', ' '))} {d.score:.2f}"
     left, top, right, bottom = draw.textbbox((0, 0), text, font=font)

@@ -25,7 +25,7 @@ def encode_map(values: np.ndarray, spec: MapFormat, size: tuple[int, int]) -> by
 
 
 def draw_map(values: np.ndarray, spec: MapFormat, size: tuple[int, int]) -> np.ndarray:
-    """Return a map to look at, uint8 `H x W x 3`; arguments as for :func:`encode_map`.
+    """Return a map for viewing, uint8 `H x W x 3`; arguments as for :func:`encode_map`.
 
     It shows what the PNG shows. The first three channels of others are red, green and blue, each from its smallest to
     its largest value.

@@ -39,7 +39,7 @@ def voc_color(number: int) -> tuple[int, int, int]:
 
 
 def class_colors(given: Sequence[Sequence[int] | None]) -> list[tuple[int, int, int]]:
-    """Return the given colours, with those of the palette of Pascal VOC where there is none.
+    """Return the given colours, and colours of the palette of Pascal VOC where there is none.
 
     These differ by 64 or more in a channel from all other colours and from black, or, if no colour of the palette does,
     by half of it, and so on.
@@ -54,7 +54,7 @@ def class_colors(given: Sequence[Sequence[int] | None]) -> list[tuple[int, int, 
             least = _DISTANCE
             while not (clear := distance >= least).any():
                 least //= 2
-            # from the colour of this number, which only that of another class displaces
+            # from the colour of this number, which only the colour of another class displaces
             order = np.roll(np.arange(len(spare)), -k)
             color = voc_color(int(order[np.argmax(clear[order])]) + 1)
             distance = np.minimum(distance, np.abs(spare - np.array(color)).max(axis=-1))

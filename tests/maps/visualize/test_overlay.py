@@ -10,7 +10,7 @@ from seamseg.maps.idmaps.resize import ResizedIds
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.maps.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.maps.visualize.detections import draw_detections
-from seamseg.maps.visualize.palette import text_color
+from seamseg.maps.visualize.palette import class_colors, text_color, voc_color
 
 DATA = Path(__file__).parents[2] / "golden"
 
@@ -112,3 +112,25 @@ def test_palettes():
     assert np.array_equal(colors, distinct_colors(40))
     assert text_color((255, 255, 0)) == (0, 0, 0)
     assert text_color((0, 0, 90)) == (255, 255, 255)
+
+
+def nearest(colors):
+    """The smallest of the largest differences in a channel of two colours."""
+    values = np.array(colors, int)
+    distance = np.abs(values[:, None] - values).max(-1)
+    return distance[~np.eye(len(values), dtype=bool)].min()
+
+
+@pytest.mark.parametrize("given", [(130, 10, 1), (0, 0, 0), [90, 160, 40]])
+def test_chosen_colors_keep_clear_of_given_ones(given):
+    found = class_colors([None, given, None, None, None, None])
+    assert found[1] == tuple(given)
+    assert nearest(found) >= 64
+
+
+def test_many_colors_stay_distinct():
+    given = [(8 * k, 255 - 4 * k, 16 * (k % 16)) for k in range(32)]
+    found = class_colors([*given, *[None] * 223])
+    assert nearest(found[20:]) >= 16
+    assert class_colors([]) == []
+    assert class_colors([None] * 255) == [voc_color(k) for k in range(1, 256)], "without given ones the palette"
