@@ -71,8 +71,9 @@ class Library:
             function.restype = _POINTER if name in _CHECKED else None
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """Call a function; arrays, which must be contiguous, are passed as pointers."""
-        passed = [x.ctypes.data if isinstance(x, np.ndarray) else x for x in arguments]
+        """Call a function; arrays are passed as pointers, and copied before if they are not contiguous."""
+        arrays = [_contiguous(x) if isinstance(x, np.ndarray) else x for x in arguments]
+        passed = [x.ctypes.data if isinstance(x, np.ndarray) else x for x in arrays]
         if name in _UNCHECKED:
             self._functions[name](*passed)
             return 0
@@ -126,7 +127,7 @@ class Library:
         for starts, ids in ((a_starts, a_ids), (b_starts, b_ids)):
             if starts.dtype != np.int32 or ids.dtype != np.int32 or starts.shape != ids.shape or starts.ndim != 1:
                 raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and of the same length")
-            runs += [np.require(starts, None, ("C", "A")), np.require(ids, None, ("C", "A")), starts.size]
+            runs += [starts, ids, starts.size]
         count = _INT64(0)
         pairs = self._call("joint_histogram_of_runs", *runs, _as_int64("total", total), ctypes.byref(count))
         return self._pairs(pairs, count.value)
@@ -138,9 +139,8 @@ class Library:
         self, ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool
     ) -> np.ndarray:
         """See :func:`seamseg.maps.idmaps.segments.paste_masks`."""
-        target, cells, corners = np.require(ids, None, "C"), np.ascontiguousarray(masks), np.ascontiguousarray(boxes)
-        kept, shapes = np.zeros(len(masks), bool), (target.shape, cells.shape)
-        self._call("paste_masks", target, *shapes[0], cells, corners, *shapes[1], overlap_threshold, keep_empty, kept)
+        target, kept = _contiguous(ids), np.zeros(len(masks), bool)
+        self._call("paste_masks", target, *ids.shape, masks, boxes, *masks.shape, overlap_threshold, keep_empty, kept)
         if target is not ids:
             ids[:] = target
         return kept
@@ -149,32 +149,31 @@ class Library:
         self, mask: np.ndarray, box: np.ndarray, size: tuple[int, int]
     ) -> tuple[np.ndarray, tuple[int, int, int, int]]:
         """See :func:`seamseg.maps.idmaps.segments.paste_mask`."""
-        cells, corners, region = np.ascontiguousarray(mask), np.ascontiguousarray(box), np.zeros(4, np.int64)
-        self._call("paste_region", corners, *cells.shape, *size, region)
+        region = np.zeros(4, np.int64)
+        self._call("paste_region", box, *mask.shape, *size, region)
         y0, x0, y1, x1 = region.tolist()
         crop = np.zeros((y1 - y0, x1 - x0), bool)
         if crop.size:
-            self._call("paste_mask", cells, corners, *cells.shape, *size, crop)
+            self._call("paste_mask", mask, box, *mask.shape, *size, crop)
         return crop, (y0, x0, y1, x1)
 
     def count_classes(self, classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         """See :func:`seamseg.maps.idmaps.segments.count_classes`."""
-        source, taken = np.ascontiguousarray(classes), None if ids is None else np.ascontiguousarray(ids)
         counts = np.zeros(256, np.int64)
-        self._call("count_classes", source, taken, source.size, counts)
+        self._call("count_classes", classes, ids, classes.size, counts)
         return counts
 
     def fill_free(self, ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
         """See :func:`seamseg.maps.idmaps.segments.fill_free`."""
-        target, source = np.require(ids, None, "C"), np.ascontiguousarray(classes)
-        self._call("fill_free", target, source, source.size, np.ascontiguousarray(id_of_class))
+        target = _contiguous(ids)
+        self._call("fill_free", target, classes, classes.size, id_of_class)
         if target is not ids:
             ids[:] = target
 
     def areas_and_boxes(self, ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """See :func:`seamseg.maps.idmaps.segments.areas_and_boxes`."""
-        source, areas, boxes = np.ascontiguousarray(ids), np.zeros(n, np.int64), np.zeros((n, 4), np.float32)
-        self._call("segments", source, *source.shape, n, areas, boxes)
+        areas, boxes = np.zeros(n, np.int64), np.zeros((n, 4), np.float32)
+        self._call("segments", ids, *ids.shape, n, areas, boxes)
         return areas, boxes
 
     def best_masks(
@@ -183,7 +182,7 @@ class Library:
         """Return the numbers and `3 x K` areas, see :class:`seamseg.maps.idmaps.upsampled.BestMasks`."""
         numbers = np.empty((rows.first.size, columns.first.size), np.int16)
         areas = np.zeros((3, len(logits)), np.int64)
-        self._upsample("best_masks", logits, rows, columns, np.ascontiguousarray(scores), numbers, areas)
+        self._upsample("best_masks", logits, rows, columns, scores, numbers, areas)
         return numbers, areas
 
     def best_classes(self, logits: np.ndarray, rows: Axis, columns: Axis) -> np.ndarray:
@@ -199,8 +198,8 @@ class Library:
         return boxes
 
     def _upsample(self, name: str, logits: np.ndarray, rows: Axis, columns: Axis, *arrays: np.ndarray) -> None:
-        cells, axes = np.ascontiguousarray(logits), [_Axis.of(axis) for axis in (rows, columns)]
-        self._call(name, cells, *cells.shape, *map(ctypes.byref, axes), *arrays)
+        axes = [_Axis.of(axis) for axis in (rows, columns)]
+        self._call(name, logits, *logits.shape, *map(ctypes.byref, axes), *arrays)
 
     def overlay(
         self,
@@ -213,22 +212,16 @@ class Library:
         share: int | None,
     ) -> np.ndarray:
         """See :func:`seamseg.maps.idmaps.segments.overlay`."""
-        pixels, cells, lines, shown, flags = (
-            np.require(x, None, ("C", "A")) for x in (image, ids, rows, colors, outlined)
-        )
-        across = None if columns is None else np.require(columns, None, ("C", "A"))
-        drawn = np.empty(pixels.shape, np.uint8)
-        maps = (pixels, *pixels.shape[:2], cells, *cells.shape)
-        opacity = -1 if share is None else share
-        self._call("overlay", *maps, lines, across, shown, flags, len(shown), opacity, drawn)
+        drawn, opacity = np.empty(image.shape, np.uint8), -1 if share is None else share
+        maps = (image, *image.shape[:2], ids, *ids.shape)
+        self._call("overlay", *maps, rows, columns, colors, outlined, len(colors), opacity, drawn)
         return drawn
 
     def png_rows(self, ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
         """See :func:`seamseg.maps.idmaps.segments.png_rows`."""
-        cells, (height, width) = np.require(ids, None, ("C", "A")), ids.shape
-        before, table = (None if array is None else np.require(array, None, ("C", "A")) for array in (above, values))
-        filtered, count = np.empty((height, 3 * width + 1), np.uint8), 0 if table is None else table.size
-        self._call("png_rows", cells, before, height, width, table, count, filtered)
+        height, width = ids.shape
+        filtered = np.empty((height, 3 * width + 1), np.uint8)
+        self._call("png_rows", ids, above, height, width, values, 0 if values is None else values.size, filtered)
         return filtered
 
 
@@ -251,11 +244,16 @@ def _as_int64(name: str, value: int) -> int:
     return number
 
 
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    """Return an array contiguous and aligned; the same array if it is already."""
+    return array if array.flags.c_contiguous and array.flags.aligned else np.require(array, None, ("C", "A"))
+
+
 def _native(name: str, labels: np.ndarray) -> np.ndarray:
-    """Make an array contiguous, aligned and of native byte order; the same array if it is already."""
+    """Return integers in native byte order; the same array if they are already."""
     if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
         raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
-    return np.require(labels, labels.dtype.newbyteorder("="), ("C", "A"))
+    return np.asarray(labels, labels.dtype.newbyteorder("="))
 
 
 def _dtype_code(labels: np.ndarray) -> int:
