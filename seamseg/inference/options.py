@@ -40,15 +40,13 @@ class Augmentation:
     flip: bool = False
 
     @staticmethod
-    def parse(text: str | Augmentation | None) -> Augmentation | None:
+    def parse(text: str | None) -> Augmentation | None:
         """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
 
         InputError if it is no text, or a word is neither flip nor a scale between 0.1 and 4.
         """
         if text is None:
             return None
-        if isinstance(text, Augmentation):
-            return None if text == Augmentation() else text
         scales, flip, given = [], False, f"`tta={text}`"
         if not isinstance(text, str):
             known = f"`flip` and scales between {MIN_SCALE} and {MAX_SCALE:g}"
@@ -64,7 +62,8 @@ class Augmentation:
             if not MIN_SCALE <= scale <= MAX_SCALE:
                 raise InputError(f"{given}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
             scales.append(scale)
-        return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
+        found = Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip)
+        return None if found == Augmentation() else found
 
     def views(self) -> Iterator[tuple[float, bool]]:
         """Iterate over the scale of each view, and whether it is mirrored."""
@@ -142,7 +141,7 @@ class InferenceOptions:
     )
     tile_overlap: int | None = _size("overlap of tiles in pixels (default: a quarter)", None, "N")
     preview: bool = _size("half the size: a quarter of the time, small objects are missed", False)
-    tta: str | Augmentation | None = _views(
+    tta: str | None = _views(
         "test-time augmentation with several views of each image, such as flip,0.75,1.0,1.25: mirrored, and scaled by "
         "these factors; multiplies the time by the sum of their squares, twice that with flip",
         None,

@@ -111,7 +111,9 @@ class OutputFolder:
                         "another folder for the outputs, or overwrite it with `restart=True`"
                     )
         paths = [path for path in paths if self._belongs(path)]
-        if paths and paths != [self.manifest]:
+        if not paths:
+            return {}
+        if paths != [self.manifest]:
             self.merge()
         complete = (line for line in self.lines() if line["status"] == "ok" and self._is_complete(line))
         return {line["name"]: Done(line["relative"], line["stamp"]) for line in complete}
@@ -198,10 +200,9 @@ class OutputFolder:
 
     def lines(self) -> Iterator[Line]:
         """Iterate over the lines of the merged manifest."""
-        if self.manifest.exists():
-            with open_file(self.manifest) as file:
-                for _, line in read_lines(self.manifest, file):
-                    yield line
+        with open_file(self.manifest) as file:
+            for _, line in read_lines(self.manifest, file):
+                yield line
 
     def finish(self) -> None:
         """Merge the manifests, and write the files about all images; called by the main process at the end."""
@@ -227,14 +228,12 @@ class OutputFolder:
                 yield record
 
 
+_real_folder = lru_cache(4096)(os.path.realpath)
+
+
 def _real(path: Path) -> str:
     """Resolve links; fast for a million files in few folders."""
     return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
-
-
-@lru_cache(4096)
-def _real_folder(folder: Path) -> str:
-    return os.path.realpath(folder)
 
 
 def _unlink(paths: Iterable[Path]) -> None:

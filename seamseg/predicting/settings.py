@@ -13,7 +13,7 @@ from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
 from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
-from seamseg.inference.options import Augmentation, InferenceOptions
+from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
 from seamseg.inference.results import RESULTS
 from seamseg.predicting.folder import OutputFolder
@@ -112,9 +112,6 @@ class PredictSettings:
         declared = {field.name: field for field in fields(options)}
         inference = [field.name for field in fields(InferenceOptions) if field.name not in _SAME_OUTPUTS]
         values = {name: getattr(options, name) for name in (*inference, "style", "least_score")}
-        tta = options.tta
-        if isinstance(tta, Augmentation):
-            tta = ",".join([*(["flip"] if tta.flip else []), *(f"{scale:g}" for scale in tta.scales)])
         values |= {
             "formats": ",".join(self.format_names),
             "config": self._content(options.config, CONFIG_NAME),
@@ -123,7 +120,6 @@ class PredictSettings:
             ),
             "overrides": list(options.overrides),
             "tiles": str(options.tiles),
-            "tta": tta,
             "classes": _joined(options.classes),
             # the actual dtype: `auto` depends on the device
             "precision": predictor.network.precision,

@@ -21,7 +21,7 @@ from seamseg.utils.errors import InputError
 def test_parse():
     for text, views in (("0.5,1", [(0.5, False), (1, False)]), ("Flip, 2,2", [(2, False), (2, True)])):
         assert list(Augmentation.parse(text).views()) == views
-    for text in (None, "", "1.0,", Augmentation()):
+    for text in (None, "", "1.0,"):
         assert Augmentation.parse(text) is None
     for text in ("flop", "0", "-1", "5", "nan", "1;2"):
         with pytest.raises(InputError, match="tta"):

@@ -1,7 +1,10 @@
 """Resumed runs: finished images are kept, new or changed ones are processed, folders of other runs are refused."""
 
+import gc
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,23 +12,87 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from seamseg.inference.predictor import Predictor
 from seamseg.ops import fused
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
+CPU = ("--device", "cpu", "--workers", "0")
+NAMES = ["a", "b", "sub/c.v1", "sub/d"]
+
 
 @pytest.fixture
 def photos(tmp_path):
-    (tmp_path / "photos").mkdir()
-    for name in "abc":
-        Image.new("RGB", (48, 32), (90, 150, 220)).save(tmp_path / "photos" / f"{name}.png")
+    for number, name in enumerate(NAMES):
+        path = tmp_path / "photos" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (48, 32), (90 + 20 * number, 150, 220)).save(path)
     return tmp_path / "photos"
+
+
+def content_of_folder(out):
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+
+def lines(data):
+    return [json.loads(line) for line in data.splitlines()[1:]]
+
+
+def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = (*CPU, "--format", "coco")
+
+    def again(*more):
+        assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *words, *more) == 0
+        found = content_of_folder(tmp_path / "out")
+        names = [line["name"] for line in lines(found["predictions.jsonl"])]
+        assert [i["id"] for i in json.loads(found["panoptic.json"])["images"]] == names
+        assert not [name for name in found if "rank" in name or "partial" in name]
+        return int(re.findall(r"(\d+) images? in ", capsys.readouterr().err)[0]), names
+
+    assert again("--limit", "2") == (2, NAMES[:2])
+    assert again() == (2, NAMES)
+    assert again() == (0, NAMES)
+    Image.new("RGB", (48, 32), (1, 2, 3)).save(photos / "a.png")
+    assert again() == (1, NAMES)
+    (tmp_path / "out" / "panoptic" / "sub" / "d.png").unlink()
+    assert again() == (1, NAMES)
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *words, "--min-area", "5") == 2
+    assert "min_area None (now 5)" in capsys.readouterr().err
+    assert again("--min-area", "5", "--restart") == (4, NAMES)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch, number, code):
+    see, seen = Predictor.raw, []
+
+    def signalled(self, images):
+        seen.append(images)
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+        return see(self, images)
+
+    monkeypatch.setattr(Predictor, "raw", signalled)
+    words = ("predict", micro_run, photos, tmp_path / "out", *CPU, "--quiet")
+    # Python ignores what a handler raises within a callback of the garbage collector, and Hypothesis has one
+    gc.disable()
+    try:
+        assert seamseg_main(*words) == code
+    finally:
+        gc.enable()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "seamseg predict: interrupted; re-run the same command to resume"
+    # the second may have been in the network only
+    written = len(lines((tmp_path / "out" / "predictions.rank0.jsonl").read_bytes()))
+    assert written in (1, 2)
+    done = len(seen)
+    assert seamseg_main(*words) == 0
+    assert len(seen) - done == len(NAMES) - written
 
 
 def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_main, capsys):
     """The lists of their instances are empty files; another empty file is a lost one."""
     out = tmp_path / "out"
-    words = ("predict", micro_run, photos, out, "--device", "cpu", "--workers", "0")
+    words = ("predict", micro_run, photos, out, *CPU)
     options = ("--format", "vistas", "--set", "roi.score_threshold=1")
     assert seamseg_main(*words, *options) == 0
     assert (out / "vistas" / "instances" / "a.txt").read_bytes() == b""
@@ -33,34 +100,34 @@ def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_
     assert seamseg_main(*words, *options) == 0
     assert "0 images in" in (text := capsys.readouterr().err)
     assert "nothing was found" not in text
-    assert "3 were there already" in text
+    assert "4 were there already" in text
     (out / "vistas" / "labels" / "b.png").write_bytes(b"")
     assert seamseg_main(*words, *options) == 0
-    assert "2 were there already" in capsys.readouterr().err
+    assert "3 were there already" in capsys.readouterr().err
 
 
 def test_an_image_that_fails_now_loses_its_earlier_outputs(micro_run, photos, tmp_path, seamseg_main, capsys):
     out = tmp_path / "out"
-    words = ("predict", micro_run, photos, out, "--device", "cpu", "--workers", "0", "--format", "overlay")
+    words = ("predict", micro_run, photos, out, *CPU, "--format", "overlay")
     assert seamseg_main(*words) == 0
     (made,) = (path for path in out.rglob("b.*"))
     (photos / "b.png").write_bytes(b"no image")
     capsys.readouterr()
     assert seamseg_main(*words) == 1
     assert "0 images in" in (text := capsys.readouterr().err)
-    assert ", 2 were there already, 1 failed" in text
+    assert ", 3 were there already, 1 failed" in text
     assert not made.exists()
     assert len(list(out.rglob("a.*"))) == 1
 
 
 def test_nothing_found(micro_run, photos, tmp_path, seamseg_main, capsys):
-    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0")
+    words = ("predict", micro_run, photos, tmp_path / "out", *CPU)
     assert seamseg_main(*words, "--score-threshold", "1", "--min-area", "1000000") == 0
-    assert capsys.readouterr().err.endswith("nothing was found in 3 of 3 images; --score-threshold is 1\n")
+    assert capsys.readouterr().err.endswith("nothing was found in 4 of 4 images; --score-threshold is 1\n")
 
 
 def test_the_manifest_has_the_actual_precision(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
-    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    words = ("predict", micro_run, photos, tmp_path / "out", *CPU, "--quiet")
     monkeypatch.setattr(fused, "bf16_is_fast", lambda *_: False)
     assert seamseg_main(*words, "--precision", "auto") == 0
     assert seamseg_main(*words, "--precision", "fp32") == 0
@@ -70,7 +137,7 @@ def test_the_manifest_has_the_actual_precision(micro_run, photos, tmp_path, seam
 
 
 def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
-    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    words = ("predict", micro_run, photos, tmp_path / "out", *CPU, "--quiet")
     assert seamseg_main(*words, "--format", "coco,overlay", "--min-area", "0") == 0
     head, first, *_ = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
     assert len(head["sha256"]) == 64
@@ -92,7 +159,7 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
 def test_killed_and_resumed(tmp_path):
     """A small version of tests/predicting/soak_predict.py, in two processes."""
     root = Path(__file__).parents[2]
-    words = [sys.executable, root / "tests" / "predict" / "soak_predict.py", "--images", 60, "--kills", 2]
+    words = [sys.executable, root / "tests" / "predicting" / "soak_predict.py", "--images", 60, "--kills", 2]
     words += ["--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)

@@ -14,7 +14,7 @@ from PIL import Image
 from seamseg.cli.main import build_parser
 from seamseg.cli.model_options import options_of
 from seamseg.inference.images import network_input
-from seamseg.inference.options import Augmentation, Thresholds
+from seamseg.inference.options import Thresholds
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import RunSummary, predict_all
 from seamseg.predicting.options import PredictOptions
@@ -85,7 +85,7 @@ def test_a_header_has_all_that_changes_the_outputs(model: Path) -> None:
 def test_python_has_the_header_of_the_command(model: Path) -> None:
     flags = ["--format", "coco,labels", "--tiles", "512", "--tta", "flip,0.5,1"]
     flags += ["--anonymize", "car,bus", "--classes", "car"]
-    inference = {"tiles": 512, "tta": Augmentation((0.5, 1.0), True), "classes": ["car"]}
+    inference = {"tiles": 512, "tta": "flip,0.5,1", "classes": ["car"]}
     settings = settings_of(str(model), ["coco", "labels", "coco"], hide=["car", "bus"], **inference)
     assert settings.header(predictor())["settings"] == of_command(str(model), "in", "out", *flags)
     assert settings_of("model", " coco,labels ,coco,").format_names == ["coco", "labels"]

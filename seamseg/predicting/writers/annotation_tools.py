@@ -48,12 +48,8 @@ class _ToolWriter(OutputFormat[Panoptic]):
 class CvatWriter(_ToolWriter):
     """The layout "Segmentation mask 1.1" of CVAT in `OUT/cvat/`.
 
-    See :mod:`seamseg.maps.formats.cvat`.
-
-    Raises
-    ------
-    InputError
-        if the name of a class cannot be a label, that of an image cannot be in the list, or it has too many segments
+    See :mod:`seamseg.maps.formats.cvat`. InputError if the name of a class cannot be a label, the name of an image
+    cannot be in the list, or it has too many segments.
     """
 
     map_only = True

@@ -77,11 +77,7 @@ class CityscapesWriter(PanopticWriter):
     `pixel/<frame>.png` holds the label id of each pixel of the panoptic map, 0 for void; pixels of things that belong
     to no detection have their label here, and are void in `panoptic/`. `instance/<frame>.txt` and `instance/masks/`
     hold the detections before the fusion. `<frame>` is the name of the image without folders and `_leftImg8bit`.
-
-    Raises
-    ------
-    InputError
-        if the model has a class that Cityscapes lacks
+    InputError if the model has a class that Cityscapes lacks.
     """
 
     all_classes = True
@@ -118,12 +114,7 @@ class VistasWriter(PanopticWriter):
     `instances/<name>.png` is the map as in the data set, label * 256 + number (16 bit); `instances/<name>.txt` and
     `instances/masks/` hold the detections before the fusion, as the official evaluation reads them; `panoptic.json`
     and `panoptic/<name>.png` are in the COCO format, with label + 1 as `category_id`. Pixels of things that belong to
-    no detection have their label in `labels/` and are void elsewhere.
-
-    Raises
-    ------
-    InputError
-        if the original ids are not labels
+    no detection have their label in `labels/` and are void elsewhere. InputError if the original ids are not labels.
     """
 
     all_classes = True
