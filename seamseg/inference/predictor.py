@@ -353,7 +353,7 @@ def open_for_inference(
 ) -> OpenedModel:
     """Open a model for :func:`build_predictor`, without building its network, which takes seconds.
 
-    The arguments are those of :class:`seamseg.inference.options.LoadOptions`. InputError if the model is missing,
+    See :class:`seamseg.inference.options.LoadOptions` for the arguments. InputError if the model is missing,
     broken, or does not match its configuration and metadata, or if torch is not installed and the model is no exported
     network; SeamsegError if torch.compile is requested and does not work.
     """

@@ -40,7 +40,7 @@ def prediction_of_queries(
     image, `(height, width)` each. `classes` has the class (stuff first, less than 255) of each of the `C` columns.
 
     The result has `queries`. Its detections are the pairs of a query and a thing of a probability of at least
-    :data:`LEAST_SCORE`, without those that have no pixel: all of at least
+    :data:`LEAST_SCORE`, without pairs that have no pixel: all of at least
     :data:`seamseg.inference.anonymize.LEAST_SCORE`, and others up to :data:`MOST_DETECTIONS` in total. The class of a
     pixel is the one with the highest sum of class x mask probability over all queries. ValueError if shapes do not
     match.
@@ -111,7 +111,7 @@ def _detections(
     """
     query, column = np.nonzero((probabilities >= LEAST_SCORE) & (things >= 0))
     scores = probabilities[query, column]
-    # those that are hidden must not depend on how many there are
+    # which are hidden must not depend on how many there are
     count = max(MOST_DETECTIONS, np.count_nonzero(scores >= LEAST_HIDDEN_SCORE))
     best = np.argsort(-scores, kind="stable")[:count]
     query, column = query[best], column[best]

@@ -25,7 +25,7 @@ CLEAR = 16
 class Span:
     """A tile along one axis: the pixels `start .. stop`, of which `core_start .. core_stop` are its core.
 
-    The cores cover the axis without gap or overlap. Those of two tiles meet in the middle of their overlap, so that
+    The cores cover the axis without gap or overlap. Two of them meet in the middle of their overlap, so that
     each pixel belongs to the tile whose edge is farthest.
     """
 
@@ -100,7 +100,7 @@ def merge_detections(
     are dropped. Pieces of objects that the coarse view misses, or that are too thin for it, are joined. Finally boxes
     of a class suppress each other as within an image.
 
-    All detections are in pixels of the image: those of each tile, and `coarse` ones of the whole image at a smaller
+    All detections are in pixels of the image: each tile has its own, and `coarse` are of the whole image at a smaller
     scale, one of whose pixels is `grain` wide. `overlap` is the minimum of neighbouring tiles; of two boxes of a class
     with an IoU of `nms_threshold` only the one with the higher score is kept.
     """

@@ -35,8 +35,8 @@ def find_sources(
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
     a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
     of the list or else to the working folder; a line that starts with `#` is a comment. Below a folder or `**`, folders
-    that `predict`, `prepare` or `train` has written are left out, with a line on stderr; `out`, that of the outputs, is
-    not searched either. Images of a folder or glob are sorted by path, others keep the given order.
+    that `predict`, `prepare` or `train` has written are left out, with a line on stderr; `out`, where they go, is not
+    searched either. Images of a folder or glob are sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
     ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it; names that
@@ -156,7 +156,7 @@ def _of_list(path: Path) -> Found:
     for line in dict.fromkeys(listed_names(read_bytes(path, what := "list of images"), path, what)):
         # Windows writes back slashes, which are a part of the name elsewhere
         spellings = [path.parent / line, line, path.parent / line.replace("\\", "/"), line.replace("\\", "/")]
-        # unlike those of `Path`, this is no error for a name that no file can have
+        # unlike methods of `Path`, this is no error for a name that no file can have
         found = next(filter(os.path.exists, map(str, spellings)), None)
         if found is not None or not line.startswith("#"):
             refuse_url(line, f"{path}: ")

@@ -42,7 +42,7 @@ def output_path(out: str) -> Path:
 
 
 class OutputFolder:
-    """The folder, the formats that write there, and the manifests; `head` is the first line of those of this run."""
+    """The folder, the formats that write there, and the manifests; `head` is the first line of this run's."""
 
     def __init__(self, out: Path, writers: Sequence[OutputFormat[Any]], head: Line) -> None:
         self.out = out

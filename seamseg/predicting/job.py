@@ -292,7 +292,7 @@ def _memory(item: DecodedImage) -> int:
 
 
 def _is_large(image: PreparedImage) -> bool:
-    """Return whether an image is one of those that are decoded one at a time, and is kept for its outputs."""
+    """Return whether an image is decoded alone, and kept for its outputs."""
     return image.rgb is not None and is_large(image.size[0] * image.size[1])
 
 

@@ -62,7 +62,7 @@ def differences(old: Line, new: Line) -> list[str]:
 class ManifestWriter:
     """Appends lines to the file of a process; several threads may use it.
 
-    `names` has the images with a line by this writer; True for those that are done.
+    `names` has the images with a line by this writer; True if it is done.
     """
 
     def __init__(self, path: Path, head: Line) -> None:

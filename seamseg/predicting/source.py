@@ -1,4 +1,4 @@
-"""What `predict` works on: an image, which is a file or a frame of a video, decoded by PyAV where it is installed."""
+"""Sources of `predict`: images, which are files or frames of a video, decoded by PyAV where it is installed."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class CvatWriter(_ToolWriter):
 class LabelStudioWriter(_ToolWriter):
     """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`.
 
-    See :mod:`seamseg.maps.formats.label_studio`. The addresses of images are those of Label Studio's local file
-    serving, relative to the input.
+    See :mod:`seamseg.maps.formats.label_studio`. The addresses of images are for Label Studio's local file serving,
+    relative to the input.
     """
 
     map_only = True

@@ -16,7 +16,7 @@ from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.source import Source
 
 Record = dict[str, Any]
-"""What a format stores in the manifest for an image, as JSON."""
+"""Data that a format stores in the manifest for an image, as JSON."""
 
 Records = Callable[[], Iterator[Record]]
 """Iterates over the records of all images in the order of their names; may be called several times."""

@@ -146,7 +146,7 @@ class LabelsWriter(ImageFormat[SemanticMap]):
 
 @register("format", "ids")
 class IdsWriter(ImageFormat[SemanticMap]):
-    """The class of each pixel as a greyscale image, `<name>.png`, like that of `labels`."""
+    """The class of each pixel as a greyscale image, `<name>.png`, with the indices of `labels`."""
 
     kinds = ("semantic",)
     needs_photo = False

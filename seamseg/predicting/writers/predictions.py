@@ -198,8 +198,8 @@ def write_detections(
     """Write the detections of an image before the fusion, as the benchmarks of Cityscapes and Vistas read them.
 
     `<name>.txt`, which is written last and returned, has a line `masks/<name>_<k>.png label score` for each; the mask
-    is 255 on the object and 0 elsewhere, at the `size` `(height, width)` of the image. `labels` has that of each thing
-    class. Masks may overlap; those without a pixel are omitted, and none are written for models without masks.
+    is 255 on the object and 0 elsewhere, at the `size` `(height, width)` of the image. `labels` has one for each
+    thing class. Masks may overlap; those without a pixel are omitted, and none are written for models without masks.
     """
     lines = []
     for k, found in enumerate(paste_detections(prediction, size)):
