@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from seamseg.inference.predictor import Predictor
+from seamseg.predicting.source import Source
 from seamseg.predicting.writers.predictions import CocoWriter
 from seamseg.utils import image_memory
 from seamseg.utils.errors import SeamsegError, one_line
@@ -103,11 +104,16 @@ def test_each_bad_photo_is_a_line(
 
 
 def run_with_error(main, model, tmp_path, where, error, *words):
-    """Predict seven images, of which the red one raises an error in the network or in the format; return exit code."""
+    """Predict seven images, of which the red one raises an error at a step; return the exit code."""
     for name in "abcdefg":
         (tmp_path / "photos").mkdir(exist_ok=True)
         Image.new("RGB", (48, 32), "red" if name == "d" else "green").save(tmp_path / "photos" / f"{name}.png")
-    raw, write = Predictor.raw, CocoWriter.write
+    open_, raw, write = Source.open, Predictor.raw, CocoWriter.write
+
+    def open_or_error(self):
+        if where == "decoder" and self.name == "d":
+            raise error
+        return open_(self)
 
     def raw_or_error(self, images, tiling=None):
         if where == "network" and any(image[0, 0, 0] == 255 for image in images):
@@ -120,6 +126,7 @@ def run_with_error(main, model, tmp_path, where, error, *words):
         return write(self, source, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "open", open_or_error)
         patch.setattr(Predictor, "raw", raw_or_error)
         patch.setattr(CocoWriter, "write", write_or_error)
         words = ("--device", "cpu", "--quiet", "--format", "coco", *words)
@@ -134,6 +141,9 @@ def listed(tmp_path):
 @pytest.mark.parametrize(
     ("where", "error", "words", "message"),
     [
+        ("decoder", StopIteration(), ("--workers", "0"), "cannot be decoded: StopIteration"),
+        ("decoder", MemoryError("large"), ("--workers", "2"), "cannot be decoded: MemoryError: large"),
+        ("decoder", RecursionError("deep"), ("--workers", "2"), "cannot be decoded: RecursionError: deep"),
         ("network", RuntimeError("it\nburns"), ("--batch-size", "3"), "the network fails (RuntimeError: it burns)"),
         ("network", SeamsegError("head edge, e.py line 5: TypeError"), ("--workers", "0"), "head edge, e.py line 5"),
         ("format", MemoryError("full"), (), "its outputs cannot be made (MemoryError: full)"),

@@ -1,6 +1,5 @@
-"""Commands are killed: their processes end. An image that cannot be decoded does not end a run."""
+"""Commands are killed: their processes end."""
 
-import json
 import multiprocessing
 import random
 import time
@@ -8,46 +7,7 @@ import time
 import pytest
 from PIL import Image
 
-from seamseg.predicting.source import Source
-
 pytestmark = pytest.mark.usefixtures("narrow")
-
-
-@pytest.fixture
-def photos(tmp_path):
-    (tmp_path / "photos").mkdir()
-    for name in "abcdefg":
-        Image.new("RGB", (48, 32), (90, 150, 220)).save(tmp_path / "photos" / f"{name}.png")
-    return tmp_path / "photos"
-
-
-def run(main, model, photos, tmp_path, *words):
-    options = ("--device", "cpu", "--workers", "2", "--quiet", "--format", "coco", *words)
-    return main("predict", model, photos, tmp_path / "out", *options)
-
-
-def done(tmp_path):
-    content = json.loads((tmp_path / "out" / "panoptic.json").read_text())
-    return [i["id"] for i in content["images"]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_photos_that_cannot_be_decoded_are_skipped(
-    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, workers
-):
-    opened, errors = Source.open, {"b": StopIteration(), "d": MemoryError("too large"), "g": RecursionError("deep")}
-
-    def open_(self):
-        if self.name in errors:
-            raise errors[self.name]
-        return opened(self)
-
-    monkeypatch.setattr(Source, "open", open_)
-    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", str(workers)) == 1
-    said = capsys.readouterr().err
-    assert "d.png: cannot be decoded: MemoryError: too large" in said
-    assert said.count(".png: cannot be decoded: ") == 3
-    assert done(tmp_path) == list("acef")
 
 
 def kill(main, words, seconds):
@@ -65,8 +25,8 @@ def kill(main, words, seconds):
         messages.recv()
 
 
-def test_a_killed_run_ends(micro_run, photos, tmp_path, seamseg_main):
-    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "2", "--quiet")
+def test_a_killed_run_ends(micro_run, micro, tmp_path, seamseg_main):
+    words = ("predict", micro_run, micro / "img", tmp_path / "out", "--device", "cpu", "--workers", "2", "--quiet")
     kill(seamseg_main, words, 0.5)
 
 
