@@ -19,7 +19,8 @@ from seamseg.extensions import OPENERS
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, equal_size_batches, is_single_image, prepare_image, size_options
 from seamseg.inference.options import InferenceOptions, Thresholds
-from seamseg.inference.results import RESULTS, ImageResult, result_of
+from seamseg.inference.results import RESULTS, result_of
+from seamseg.inference.results.base import ImageResult
 from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat

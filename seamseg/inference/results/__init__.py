@@ -2,20 +2,9 @@
 
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.classification import Classification
-from seamseg.inference.results.detections import Detection, Detections
+from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
-
-__all__ = [
-    "RESULTS",
-    "Classification",
-    "Detection",
-    "Detections",
-    "ImageResult",
-    "Panoptic",
-    "SemanticMap",
-    "result_of",
-]
 
 RESULTS: tuple[type[ImageResult], ...] = (Panoptic, Detections, SemanticMap, Classification)
 
