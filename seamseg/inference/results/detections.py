@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -20,7 +20,7 @@ from seamseg.inference.results.base import (
 )
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.pasting import PastedDetection, paste_detections
+from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_detections
 
@@ -120,7 +120,10 @@ class Detections(ImageResult, Sequence[Detection]):
     ) -> Detections:
         """See :meth:`ImageResult.of`."""
         chosen = choose_detections(prediction, metadata.num_stuff, thresholds.score_threshold, classes)
-        found = [_named(d, metadata, size) for d in paste_detections(chosen, size, by_nearest=True)]
+        found = []
+        for d in paste_detections(chosen, size, by_nearest=True):
+            category = d.category + metadata.num_stuff
+            found.append(Detection(metadata.categories[category], category, d.score, d.box, size, d.crop, d.corner))
         return Detections(found, size, prediction.mask_logits is not None, metadata=metadata.without_images())
 
     @property
@@ -130,9 +133,6 @@ class Detections(ImageResult, Sequence[Detection]):
 
     def __len__(self) -> int:
         return len(self.detections)
-
-    def __iter__(self) -> Iterator[Detection]:
-        return iter(self.detections)
 
     @overload
     def __getitem__(self, index: int) -> Detection: ...
@@ -274,8 +274,3 @@ def choose_detections(
     if keep.all():
         return prediction
     return prediction.rows(np.flatnonzero(keep))
-
-
-def _named(d: PastedDetection, metadata: Metadata, size: tuple[int, int]) -> Detection:
-    category = d.category + metadata.num_stuff
-    return Detection(metadata.categories[category], category, d.score, d.box, size, d.crop, d.corner)

@@ -194,29 +194,24 @@ class CocoResultsWriter(OutputFormat[Detections]):
 
 def write_detections(
     folder: Path, name: str, prediction: ArrayPrediction, size: tuple[int, int], labels: Sequence[int]
-) -> Path:
+) -> None:
     """Write the detections of an image before the fusion, as the benchmarks of Cityscapes and Vistas read them.
 
-    `<name>.txt`, which is written last and returned, has a line `masks/<name>_<k>.png label score` for each; the mask
-    is 255 on the object and 0 elsewhere, at the `size` `(height, width)` of the image. `labels` has one for each
-    thing class. Masks may overlap; those without a pixel are omitted, and none are written for models without masks.
+    `<name>.txt`, which is written last, has a line `masks/<name>_<k>.png label score` for each; the mask is 255 on the
+    object and 0 elsewhere, at the `size` `(height, width)` of the image. `labels` has one for each thing class. Masks
+    may overlap; empty ones are omitted, and none are written for models without masks.
     """
     lines = []
+    # blanks separate the fields of a line
+    stem = re.sub(r"\s", lambda blank: f"%{ord(blank[0]):02x}", name)
     for k, found in enumerate(paste_detections(prediction, size)):
         if found.crop is None or not found.crop.any():
             continue
-        mask = f"{MASKS}/{_without_blanks(name)}_{k}.png"
+        mask = f"{MASKS}/{stem}_{k}.png"
         write_atomically(refuse_links(folder, folder / mask), mask_png(found.crop, found.corner, size))
         # nine digits restore each float32 exactly
         lines.append(f"{mask} {labels[found.category]} {found.score:.9g}\n")
-    path = folder / f"{name}.txt"
-    write_atomically(path, os.fsencode("".join(lines)))
-    return path
-
-
-def _without_blanks(name: str) -> str:
-    # blanks separate the fields of a line
-    return re.sub(r"\s", lambda blank: f"%{ord(blank[0]):02x}", name)
+    write_atomically(folder / f"{name}.txt", os.fsencode("".join(lines)))
 
 
 @register("format", "raw")
