@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
@@ -120,7 +120,7 @@ class TrainingOutputs:
     proposals: PackedSequence
     rois: ROIOutputs
     semantic_logits: Tensor | None
-    heads: list[HeadOutputs] = field(default_factory=list)
+    heads: list[HeadOutputs]
 
 
 class PanopticNet(Network):

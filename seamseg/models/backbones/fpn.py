@@ -71,10 +71,7 @@ class FPN(nn.Module):
         return fine
 
     def _enlarge(self, x: Tensor, like: Tensor) -> Tensor:
-        size = like.shape[-2:]
-        if self.interpolation == "bilinear":
-            return functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
-        return functional.interpolate(x, size=size, mode=self.interpolation)
+        return functional.interpolate(x, size=like.shape[-2:], mode=self.interpolation)
 
 
 class FPNBody(nn.Module):
