@@ -46,8 +46,8 @@ class Case:
 
     def predict(self, **options):
         """By the network, from the features and anchors above, which take most of the time."""
-        given = self.features, (self.obj_logits, self.bbx_logits, self.anchors)
-        with mock.patch.object(self.net, "features_and_anchors", return_value=given):
+        scored = self.anchors, self.obj_logits, self.bbx_logits
+        with mock.patch.multiple(self.net, encode=lambda _: self.features, score_anchors=lambda _: scored):
             return self.net.predict(self.images, **options)
 
     def stored(self, name):
