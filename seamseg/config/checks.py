@@ -12,16 +12,16 @@ from seamseg.utils.errors import InputError
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other."""
-    raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms)))
+    _raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms)))
 
 
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
     """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
     name = f"{source} with `overrides`" if overrides else str(source)
-    raise_first(name, (check(config) for check in (_loss_weights, _thresholds)))
+    _raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _hue)))
 
 
-def raise_first(source: str, problems: Iterable[str | None]) -> None:
+def _raise_first(source: str, problems: Iterable[str | None]) -> None:
     """Raise InputError with the first problem, if there is any, prefixed by `source`."""
     for problem in problems:
         if problem is not None:
@@ -92,6 +92,13 @@ def _thresholds(config: Config) -> str | None:
     if roi.neg_threshold_lo > roi.neg_threshold_hi:
         return f"[roi] neg_threshold_lo {roi.neg_threshold_lo} is above neg_threshold_hi {roi.neg_threshold_hi}"
     return None
+
+
+def _hue(config: Config) -> str | None:
+    jitter = config.dataloader.color_jitter
+    if jitter is None or jitter[3] <= 0.5:
+        return None
+    return f"[dataloader] color_jitter: the hue, its last value, is at most 0.5 turns, got {jitter[3]}"
 
 
 def _norms(config: Config) -> str | None:

@@ -47,7 +47,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     interruption.
 
     The attribute `maps` of the transform, if it has one, declares the ground truth to read for custom heads or metrics.
-    `fast_decode` decodes JPEG at the smallest sufficient size; it needs a :class:`TrainTransform`. An image that cannot
+    `fast_decode` decodes JPEG at the smallest size that suffices for a :class:`TrainTransform`. An image that cannot
     be read is replaced, with `replace_unreadable`, by another one of the same orientation, drawn by `seed`, epoch and
     index. `reading` is one number in shared memory, the index of the image that is being read, -1 for none; None
     records nothing (:mod:`seamseg.data.workers`).
@@ -63,8 +63,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         replace_unreadable: bool = False,
         open_reader: OpenReader = FolderReader,
     ) -> None:
-        if fast_decode and not isinstance(transform, TrainTransform):
-            raise ValueError("fast_decode needs a TrainTransform, whose size is known beforehand")
         self.reader = open_reader(root, split)
         self.split = split
         self.images: list[ImageInfo] = self.reader.images

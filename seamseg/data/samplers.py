@@ -35,8 +35,7 @@ class ARBatchSampler(Sampler[list[int]]):
     uninterrupted one. It equals the order of the original for a run that starts at epoch 0: the original shuffles its
     lists in place each epoch, hence epoch e is the product of the permutations of epochs 0 to e.
 
-    `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not full. InputError if there is no image
-    or no full batch.
+    `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not full; InputError if none is full.
     """
 
     def __init__(
@@ -47,10 +46,6 @@ class ARBatchSampler(Sampler[list[int]]):
         epoch: int = 0,
         seed: int = 0,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"the batch size must be at least 1, got {batch_size}")
-        if not img_sizes:
-            raise InputError("the data set has no images to sample from")
         if drop_last and len(img_sizes) < batch_size:
             raise InputError(
                 f"{len(img_sizes)} images make no full batch of {batch_size} and drop_last is on: lower the batch size"
@@ -144,8 +139,6 @@ class DistributedARBatchSampler(ARBatchSampler):
         seed: int = 0,
     ) -> None:
         super().__init__(img_sizes, batch_size, drop_last, epoch, seed)
-        if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank {rank} of {num_replicas} processes")
         self.num_replicas = num_replicas
         self.rank = rank
         self.segments: tuple[EpochSegment, ...] = (EpochSegment(num_replicas, batch_size, 0),)
@@ -252,8 +245,6 @@ class ClassUniformSampling:
     """
 
     def __init__(self, images: Sequence[ImageInfo], fraction: float, seed: int = 0) -> None:
-        if not 0 <= fraction <= 1:
-            raise InputError(f"class_uniform must be 0 to 1, got {fraction}")
         self.fraction = fraction
         self.seed = seed
         self._wide = [is_wide(image) for image in images]

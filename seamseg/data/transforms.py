@@ -24,7 +24,6 @@ from seamseg.maps.folder import ReadMap
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError
 
 ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
 """Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""
@@ -39,11 +38,6 @@ class Normalise:
     """Converts bytes to the values of the network input: `(x / 255 - mean) / std`, by channel; None omits one."""
 
     def __init__(self, rgb_mean: Sequence[float] | None, rgb_std: Sequence[float] | None) -> None:
-        for name, values in (("rgb_mean", rgb_mean), ("rgb_std", rgb_std)):
-            if values is not None and len(values) != 3:
-                raise InputError(f"{name} must be 3 numbers, got {tuple(values)}")
-        if rgb_std is not None and min(rgb_std) <= 0:
-            raise InputError(f"rgb_std must be positive, got {tuple(rgb_std)}")
         self._white = torch.tensor(255.0)
         self._mean = None if rgb_mean is None else torch.tensor(list(rgb_mean), dtype=torch.float32)[:, None, None]
         self._std = None if rgb_std is None else torch.tensor(list(rgb_std), dtype=torch.float32)[:, None, None]
@@ -113,15 +107,6 @@ class AugmentationOptions:
     random_scale: Sequence[float] | None = None
     crop_size: tuple[int, int] | None = None
     color_jitter: tuple[float, float, float, float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.random_scale is not None and (not self.random_scale or min(self.random_scale) <= 0):
-            raise InputError(f"random_scale must be positive numbers, got {tuple(self.random_scale)}")
-        if self.crop_size is not None and min(self.crop_size) < 1:
-            raise InputError(f"crop_size must be positive, got {tuple(self.crop_size)}")
-        if self.color_jitter is not None and (min(self.color_jitter) < 0 or self.color_jitter[3] > 0.5):
-            values = tuple(self.color_jitter)
-            raise InputError(f"color_jitter must not be negative and its hue at most 0.5, got {values}")
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> No
         ("[roi]\nroi_size = (14, 'a')", "expected a tuple of 2 whole numbers"),
         ("[rpn]\nanchor_ratios = ()", "my.ini: [rpn] anchor_ratios = (): is empty, expected a tuple of numbers"),
         ("[rpn]\nanchor_ratios = (1, -2)", "expected more than 0"),
+        ("[dataloader]\nrgb_mean = (.5, .5)", "[dataloader] rgb_mean = (.5, .5): expected 3 values, got 2"),
+        ("[dataloader]\nrgb_std = (1, 0, 1)", "[dataloader] rgb_std = (1, 0, 1): expected more than 0"),
+        ("[dataloader]\nrandom_scale = (0, 1)", "[dataloader] random_scale = (0, 1): expected more than 0"),
+        ("[dataloader]\ncrop_size = (0, 5)", "[dataloader] crop_size = (0, 5): expected a value from 1 to 32768"),
+        ("[dataloader]\nclass_uniform = 1.5", "[dataloader] class_uniform = 1.5: expected a value from 0 to 1"),
         ("[fpn]\ninputs = (1, 2)", "my.ini: [fpn] inputs = (1, 2): expected a list of quoted names"),
         ("[scheduler]\nparams = {'a': open('x')}", "expected a dict such as"),
         ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: no body 'resnet51'; did you mean 'resnet50'?"),
@@ -89,6 +94,7 @@ def test_wrong_values(text: str, expected: str) -> None:
         ("[fpn]\ninputs = ['mod2','mod3','mod4','mod6']", "panoptic", "[fpn] inputs names 'mod6', which is not in [bo"),
         ("[rpn]\nneg_threshold = .9", "panoptic", "[rpn] neg_threshold 0.9 is above pos_threshold 0.7"),
         ("[roi]\nneg_threshold_lo = .9", "panoptic", "[roi] neg_threshold_lo 0.9 is above neg_threshold_hi 0.5"),
+        ("[dataloader]\ncolor_jitter = (0, 0, 0, .6)", "panoptic", "color_jitter: the hue, its last value, is at most"),
     ],
 )
 def test_values_that_contradict_each_other(text: str, kind: str, expected: str) -> None:
