@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line
+from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_packages
 from seamseg.utils.files import join_inside
 from seamseg.utils.progress import is_quiet
 from seamseg.version import __version__
@@ -92,21 +93,13 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
     return f"{_SCHEME}{repo}@{done.oid}"
 
 
-def hub_library(uri: str) -> Any:
-    """Return the module huggingface_hub; InputError, about `uri`, if it is not installed."""
-    try:
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ImportError as error:
-        raise InputError(f"{uri}: needs huggingface_hub ({error}): pip install 'seamseg[hub]'") from None
-    return huggingface_hub
-
-
 @contextmanager
 def quiet_hub(uri: str) -> Iterator[Any]:
     """Yield the module huggingface_hub; its errors become one line, and its progress shows on a terminal only."""
-    hub = hub_library(uri)
+    require_packages("huggingface_hub", what=uri)
+    hub: Any = import_module("huggingface_hub")
+    for part in ("constants", "errors", "utils"):
+        import_module(f"huggingface_hub.{part}")
     silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
     verbosity = hub.utils.logging.get_verbosity()
     try:

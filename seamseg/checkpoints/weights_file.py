@@ -6,12 +6,11 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError, one_line, require_packages
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes, open_file
 
@@ -20,7 +19,9 @@ _LFS_POINTER = b"version https://git-lfs"
 
 def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, on the CPU; they are mapped into memory. Errors call the file `name`."""
-    load_file = weights_library(name).load_file
+    require_packages("safetensors", what=name)
+    from safetensors.torch import load_file
+
     try:
         with open_file(path) as file:
             start = file.read(8)
@@ -46,7 +47,9 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
 
 def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mapping[str, Tensor]) -> None:
     """Write tensors by name, or state dicts by part, whose tensors get names `PART.KEY`, as a safetensors file."""
-    save_file = weights_library(str(path)).save_file
+    require_packages("safetensors", what=str(path))
+    from safetensors.torch import save_file
+
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}.{k}": v for k, v in value.items()}
@@ -70,12 +73,3 @@ def _own_storage(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def weights_library(name: str) -> Any:
-    """Return the module safetensors.torch; InputError, about `name`, if it is not installed."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise InputError(f"{name}: needs safetensors ({error}): pip install 'seamseg[hub]'") from None
-    return safetensors.torch

@@ -165,7 +165,7 @@ def test_malformed_names_and_files_that_are_not_downloaded(fake_hub: FakeHub, ur
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert refusal(URI).startswith("needs huggingface_hub (")
+    assert refusal(URI).startswith("needs huggingface_hub, which is not installed; ")
     assert refusal(URI).endswith("pip install 'seamseg[hub]'")
 
 

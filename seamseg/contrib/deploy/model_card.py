@@ -10,15 +10,14 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from seamseg.checkpoints.hub import check_repo, hub_library, upload
-from seamseg.checkpoints.weights_file import weights_library
+from seamseg.checkpoints.hub import check_repo, upload
 from seamseg.config import Config
 from seamseg.config.bodies import TIMM
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION
 from seamseg.contrib.deploy.model_folder import ConversionOptions, ConvertedModel, check_folder, convert_model, filling
 from seamseg.inference.images import input_size
 from seamseg.maps.evaluation.scores import pixel_iou_titles
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import EVALUATION_BYTES, parse_json
 
@@ -124,12 +123,11 @@ def push_model(
     URI of the revision, `hf://user/repo@COMMIT`; None with `folder`
     """
     check_repo(repo)
-    library = hub_library(repo)
-    weights_library(repo)
+    require_packages("huggingface_hub", "safetensors", what=repo)
 
     def write(target: Path) -> None:
         made = convert_model(model, target, conversion)
-        write_atomically(target / CARD_NAME, model_card(made, repo, card, library).encode())
+        write_atomically(target / CARD_NAME, model_card(made, repo, card).encode())
 
     if folder is not None:
         check_folder(Path(folder), conversion.force)
@@ -141,11 +139,13 @@ def push_model(
         return upload(Path(target), repo, private)
 
 
-def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: Any) -> str:
-    """Return the text of a card; `library` is huggingface_hub."""
+def model_card(made: ConvertedModel, repo: str, options: CardOptions) -> str:
+    """Return the text of a card."""
+    from huggingface_hub import EvalResult, ModelCardData
+
     task, name = TASKS[made.kind], repo.partition("/")[2]
     scores = {} if options.scores is None else _scores(Path(options.scores), made)
-    data = {
+    data: dict[str, Any] = {
         "library_name": "seamseg",
         "pipeline_tag": task.pipeline,
         # of `timm:NAME` both words
@@ -156,7 +156,7 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: A
     if scores:
         data["model_name"] = name
         data["eval_results"] = [
-            library.EvalResult(
+            EvalResult(
                 task_type=task.pipeline,
                 dataset_type=options.datasets[0],
                 dataset_name=options.datasets[0],
@@ -166,7 +166,7 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: A
             )
             for metric, (identifier, value) in scores.items()
         ]
-    header = library.ModelCardData(**data).to_yaml()
+    header = ModelCardData(**data).to_yaml()
     return f"---\n{header}\n---\n\n{_body(made, repo, scores, options.datasets)}"
 
 

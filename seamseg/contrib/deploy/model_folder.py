@@ -24,12 +24,12 @@ from seamseg.checkpoints.names import (
     WEIGHTS_NAME,
 )
 from seamseg.checkpoints.snapshot import network_state
-from seamseg.checkpoints.weights_file import weights_library, write_weights
+from seamseg.checkpoints.weights_file import write_weights
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
 from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.maps.formats.metadata import Metadata, metadata_header
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import PARTIAL, cannot_write, refuse_existing, write_atomically, write_json
 from seamseg.version import __version__
 
@@ -94,7 +94,7 @@ def convert_model(
     if is_foreign(path):
         raise InputError(f"{path}: is no network of seamseg: share it as it is, with its own model card")
     check_folder(folder, options.force)
-    weights_library(str(folder / WEIGHTS_NAME))
+    require_packages("safetensors", what=str(folder / WEIGHTS_NAME))
     config = classifier_config(path, options.config)
     made = _network(path, options) if config is None else _classifier(path, config, options)
     with filling(folder) as scratch:

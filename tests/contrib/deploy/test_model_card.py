@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
 from support.fake_hub import FakeHub, Repo, fake_hub
@@ -141,7 +140,7 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
 )
 def test_the_input_size_is_that_of_predict(keys: str, stated: str) -> None:
     config = config_from_string(f"[dataloader]\n{keys}")
-    text = model_card(ConvertedModel("panoptic", config, CLASSES, {}, ""), NAME, CardOptions(), huggingface_hub)
+    text = model_card(ConvertedModel("panoptic", config, CLASSES, {}, ""), NAME, CardOptions())
     assert f"| input | {stated} |" in text
     size = InferenceOptions().input_size(config).of((1000, 9000))
     assert max(size) == int(stated.split()[-2])

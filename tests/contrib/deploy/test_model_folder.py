@@ -280,9 +280,9 @@ def test_without_safetensors(folder: Path, run: Path, tmp_path: Path, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
     assert refusal(folder).endswith("pip install 'seamseg[hub]'")
-    with pytest.raises(InputError, match=r"model\.safetensors: needs safetensors "):
+    with pytest.raises(InputError, match=r"model\.safetensors: needs safetensors, which is not installed; "):
         convert(run, tmp_path / "out")
-    with pytest.raises(InputError, match=r"^a/b: needs safetensors "):
+    with pytest.raises(InputError, match=r"^a/b: needs safetensors, which is not installed; "):
         push_model(run, "a/b", folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     # other models need no package
