@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seamseg.maps.folder import IMAGE_EXTENSIONS, DatasetFolder, void_warning
+from seamseg.maps.folder import DatasetFolder, void_warning
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image, open_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.account import SplitAccount, read_accounts
 from seamseg.maps.prepare.writer import no_progress
 from seamseg.utils.errors import InputError, counted
-from seamseg.utils.files import PARTIAL, is_hidden, listed_names, read_bytes
+from seamseg.utils.files import listed_names, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
@@ -44,10 +44,6 @@ def error(file: Path | str, text: str) -> Problem:
 def warning(file: Path | str, text: str) -> Problem:
     """Return a problem that may be intended."""
     return Problem(str(file), text, False)
-
-
-_MAX_LISTED = 20
-"""Unknown files that are listed one by one; of more only the number is reported."""
 
 
 def check_lists(folder: DatasetFolder) -> tuple[dict[str, list[str]], list[Problem]]:
@@ -130,36 +126,6 @@ def _errors_of_coco(content: dict[str, Any], m: Metadata, ids: set[str]) -> list
     return found
 
 
-def check_unknown_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> list[Problem]:
-    """Return files that belong to no image, and leftovers of an interrupted conversion."""
-    known = {image.id for image in folder.metadata.images}
-    problems = []
-    if (folder.root / ".prepare").exists():
-        problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
-    for name, extensions in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
-        base = folder.root / name
-        unknown = []
-        for path in sorted(base.rglob("*")) if base.is_dir() else []:
-            below = path.relative_to(base)
-            if path.is_dir() or (any(map(is_hidden, below.parts)) and not path.name.endswith(PARTIAL)):
-                continue
-            if path.name.endswith(PARTIAL) or _stem(below.as_posix(), extensions) not in known:
-                unknown.append(path)
-        problems += [warning(path, "belongs to no image of metadata.bin") for path in unknown[:_MAX_LISTED]]
-        if len(unknown) > _MAX_LISTED:
-            problems.append(
-                warning(base, f"{len(unknown) - _MAX_LISTED} more files belong to no image of metadata.bin")
-            )
-    return problems
-
-
-def _stem(name: str, extensions: tuple[str, ...]) -> str:
-    base, _, number = name.rpartition(".")
-    if number.isdecimal():  # a further layer of a mask
-        name = base
-    return next((name[: -len(e)] for e in extensions if name.lower().endswith(e)), name)
-
-
 @dataclass(frozen=True)
 class ImageCheck:
     """The problems and statistics of one image: pixels by class (255 void), segments and crowds by class.
@@ -240,7 +206,8 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     listed, found = check_lists(folder)
     problems += found
     problems += check_coco_files(folder, listed)
-    problems += check_unknown_files(folder, listed)
+    if (folder.root / ".prepare").exists():
+        problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
     problems += _duplicate_photos(folder, checks, listed)
     problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)

@@ -14,7 +14,6 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -243,8 +242,7 @@ class DatasetWriter:
         """Return the error of the images that fail, after a line on stderr for each of several."""
         if len(failed) == 1:
             return failed[0]
-        for error in failed:
-            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
+        _print_failures(failed)
         more = " or more" if len(failed) == _MOST_FAILED else ""
         text = f"{split}: {len(failed)}{more} images fail, the first is {failed[0]}"
         return (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
@@ -258,23 +256,18 @@ class DatasetWriter:
         write_metadata(self.root / "metadata.bin", metadata)
         write_accounts(self.root, self.accounts)
         shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
-        for error in self._failures[1:]:
-            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
-        for error in self._failures:
-            raise error
+        if self._failures:
+            _print_failures(self._failures[1:])
+            raise self._failures[0]
         return metadata
 
     def _is_valid(self, name: str) -> bool:
         """Return whether a name is a path below `img` and a line of a list, which is UTF-8."""
         try:
-            lines = name.encode().decode().splitlines()
-        except UnicodeEncodeError:
+            name.encode()
+            return name.splitlines() == [name.strip()] == [name] and bool(join_inside(self.root, name))
+        except (UnicodeEncodeError, InputError):
             return False
-        if [line.strip() for line in lines] != [name]:
-            return False
-        with suppress(InputError):
-            return bool(join_inside(self.root, name))
-        return False
 
     def _files(self, image_id: str) -> list[str]:
         """Return the files of an image in the folder; empty if one is missing."""
@@ -312,6 +305,11 @@ class DatasetWriter:
 
     def _is_on_disk(self, record: dict[str, Any]) -> bool:
         return all((self.root / name).is_file() for name in record["files"])
+
+
+def _print_failures(failed: Iterable[SeamsegError]) -> None:
+    for error in failed:
+        echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
 
 
 def _stamp(frame: SourceFrame, read: Reader) -> str:
