@@ -18,8 +18,7 @@ from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
 from seamseg.maps.formats.metadata import Metadata, metadata_of, read_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.prepare.class_file import read_class_list
-from seamseg.maps.prepare.convert import ordered_classes
+from seamseg.maps.prepare.class_file import ordered_classes, read_class_list
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import MODEL_METADATA_BYTES
 

@@ -60,9 +60,6 @@ class SplitAccount:
         return [f"{used}, of which {counted(self.objects, 'object')}", *skipped]
 
 
-AccountOf = Callable[[list[dict[str, Any]]], SplitAccount]
-
-
 def read_accounts(root: Path) -> dict[str, SplitAccount]:
     """Return the accounts of a dataset folder by split; empty if it has none, InputError for other content."""
     path = root / FILE
@@ -98,7 +95,7 @@ def write_accounts(root: Path, accounts: dict[str, SplitAccount]) -> None:
 
 
 def account_of(
-    records: Sequence[dict[str, Any]], skipped: Mapping[str, tuple[int, str]] = {}, background: int | None = None
+    records: Sequence[dict[str, Any]], skipped: Mapping[str, tuple[int, str]], background: int | None
 ) -> SplitAccount:
     """Return the account of a split; InputError if all objects of its images were skipped.
 

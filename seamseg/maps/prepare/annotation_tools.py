@@ -113,7 +113,7 @@ def _prepare(
                 "with the names of its labels (`classes`)"
             )
         given = parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file))
-    listed = with_background(given, options)
+    listed = with_background(given, options.void_background)
     frames = {name: find(split, files[name], listed, options.of_split(name)) for name, split in splits.items()}
     return convert_splits(out, listed.classes, distinct_ids(frames), partial(read, listed=listed), options)
 

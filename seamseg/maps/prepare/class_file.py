@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -11,10 +11,14 @@ from typing import Any
 
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.prepare.convert import BACKGROUND, ConversionOptions, bare_name, ordered_classes
+from seamseg.maps.visualize.palette import class_colors
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
+
+_UNPAINTED = (0, 0, 0)
+BACKGROUND = "background"
+_BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,15 @@ def build_class_list(entries: list[dict[str, Any]], void: Sequence[int | str], s
     return ClassList(classes, {**class_of, **dict.fromkeys(values, VOID)}, names)
 
 
-def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
-    """Return a class list of things only with a stuff class `background`, for all pixels without a label.
+def with_background(listed: ClassList, void_background: bool) -> ClassList:
+    """Return a class list of things only with a stuff class `background`, unless these pixels are void.
 
     Whoever labels things only means that the rest is background. As void it would be ignored by losses and scores, and
     masks would fill their boxes. Where the list has stuff, a pixel without a label may be of any class: it stays void.
     """
     things = listed.classes
     full = things.num_classes == VOID or BACKGROUND in map(bare_name, things.categories)
-    if options.void_background or things.num_stuff or full:
+    if void_background or things.num_stuff or full:
         return listed
     number = next(k for k in count() if k not in listed.class_of)
     classes = Metadata(
@@ -108,6 +112,37 @@ def with_background(listed: ClassList, options: ConversionOptions) -> ClassList:
     class_of = {value: category if category == VOID else category + 1 for value, category in listed.class_of.items()}
     # label images without a class 0 have the rest there
     return replace(listed, classes=classes, class_of={0: 0, **class_of})
+
+
+def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dict[int, int]]:
+    """Return the classes of a data set, stuff first, else in source order, and the class by id in the source.
+
+    The entries of the source have `id`, `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour unlike the
+    others; stuff named as background or void is then black, as void is drawn).
+    """
+    ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
+    given = [
+        e.get("color") or (_UNPAINTED if not e["thing"] and bare_name(e["name"]) in _BACKGROUNDS else None)
+        for e in ordered
+    ]
+    classes = Metadata(
+        num_stuff=sum(not e["thing"] for e in ordered),
+        num_thing=sum(bool(e["thing"]) for e in ordered),
+        categories=[str(e["name"]) for e in ordered],
+        palette=class_colors(given),
+        original_ids=[int(e["id"]) for e in ordered],
+    )
+    return classes, {int(e["id"]): k for k, e in enumerate(ordered)}
+
+
+def background_class(classes: Metadata) -> int | None:
+    """Return the stuff class with the name background; None if there is none."""
+    return next((k for k in range(classes.num_stuff) if bare_name(classes.categories[k]) == BACKGROUND), None)
+
+
+def bare_name(name: object) -> str:
+    """Return the name of a class in lower case, without the underscores of `_background_`."""
+    return str(name).strip(" _").lower()
 
 
 def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:

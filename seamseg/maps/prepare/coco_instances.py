@@ -17,19 +17,19 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import decode_rle
 from seamseg.maps.prepare.archives import photo_size, read_map
 from seamseg.maps.prepare.class_file import (
+    BACKGROUND,
     ClassList,
+    background_class,
+    bare_name,
     build_class_list,
     coco_categories,
     read_class_list,
     with_background,
 )
 from seamseg.maps.prepare.convert import (
-    BACKGROUND,
     DEFAULTS,
     ConversionOptions,
     ConversionResult,
-    background_class,
-    bare_name,
     convert_splits,
     distinct_ids,
     id_of,
@@ -96,7 +96,7 @@ def prepare_instances(
         listed = build_class_list([e for e in entries if e["id"] not in rest], [], splits[name][1])
         if any(len(given) > 2 for given in splits.values()):
             raise InputError("label images need a class list that defines their values (`classes`)")
-    listed = with_background(listed, options)
+    listed = with_background(listed, options.void_background)
     if class_list is None:
         listed.class_of.update(dict.fromkeys(rest, 0 if listed.classes.num_stuff else VOID))
     frames = {

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.prepare.account import Skips, SplitAccount, account_of, add_skipped, all_skipped
+from seamseg.maps.prepare.account import Skips, SplitAccount, add_skipped, all_skipped
 from seamseg.maps.prepare.archives import ArchiveMember, File
 from seamseg.maps.prepare.pairs import spellings
 from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
-from seamseg.maps.visualize.palette import class_colors
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import ProgressCallback
 
@@ -103,9 +101,6 @@ VAL = "val"
 """Split of the images that are held out."""
 
 _TEXTS_AND_ARCHIVES = (".json", ".txt", ".xml", ".csv", ".zip", ".tar")
-_UNPAINTED = (0, 0, 0)
-BACKGROUND = "background"
-_BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
 
 @dataclass(frozen=True)
@@ -184,8 +179,7 @@ def _convert_split(
         options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
         return
     before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
-    account = partial(account_of, skipped=skipped, background=background_class(writer.classes))
-    count = writer.add_split(name, frames, read, account)
+    count = writer.add_split(name, frames, read, skipped)
     if before:
         lost = len(before - {frame.id for frame in frames})
         options.log(
@@ -233,34 +227,3 @@ def id_of(file_name: str) -> str:
     if "\\" in file_name or "://" in file_name:
         file_name = spellings(file_name)[1]
     return str(PurePosixPath(file_name).with_suffix("")).strip("/").replace("/", "_")
-
-
-def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dict[int, int]]:
-    """Return the classes of a data set, stuff first, else in source order, and the class by id in the source.
-
-    The entries of the source have `id`, `name`, `thing` (bool) and `color` (`[r, g, b]` or None for a colour unlike the
-    others; stuff named as background or void is then black, as void is drawn).
-    """
-    ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
-    given = [
-        e.get("color") or (_UNPAINTED if not e["thing"] and bare_name(e["name"]) in _BACKGROUNDS else None)
-        for e in ordered
-    ]
-    classes = Metadata(
-        num_stuff=sum(not e["thing"] for e in ordered),
-        num_thing=sum(bool(e["thing"]) for e in ordered),
-        categories=[str(e["name"]) for e in ordered],
-        palette=class_colors(given),
-        original_ids=[int(e["id"]) for e in ordered],
-    )
-    return classes, {int(e["id"]): k for k, e in enumerate(ordered)}
-
-
-def background_class(classes: Metadata) -> int | None:
-    """Return the stuff class with the name background; None if there is none."""
-    return next((k for k in range(classes.num_stuff) if bare_name(classes.categories[k]) == BACKGROUND), None)
-
-
-def bare_name(name: object) -> str:
-    """Return the name of a class in lower case, without the underscores of `_background_`."""
-    return str(name).strip(" _").lower()

@@ -20,13 +20,12 @@ from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_mask, open_objec
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import mask_runs
 from seamseg.maps.prepare.archives import File, photo_size, read_file, read_map
-from seamseg.maps.prepare.class_file import ClassList, read_class_list, with_background
+from seamseg.maps.prepare.class_file import ClassList, background_class, read_class_list, with_background
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.maps.prepare.convert import (
     DEFAULTS,
     ConversionOptions,
     ConversionResult,
-    background_class,
     convert_splits,
     distinct_ids,
 )
@@ -89,7 +88,7 @@ def prepare_folders(
     before their extensions, as `_leftImg8bit`.
     """
     options, given = options.begin(), read_class_list(class_list)
-    listed = with_background(given, options)
+    listed = with_background(given, options.void_background)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
     for name, folders in splits.items():

@@ -101,7 +101,7 @@ def convert_panoptic(
         if categories != lists[first]:
             raise InputError(f"{sources[name].name}: its categories differ from those of {sources[first].name}")
     given = build_class_list(lists[first], [], sources[first].name)
-    listed = with_background(given, options)
+    listed = with_background(given, options.void_background)
     splits = distinct_ids({name: find_frames(source, options.of_split(name)) for name, source in sources.items()})
     read = partial(read_instances, listed=listed, rest=VOID if listed is given else 0)
     return convert_splits(out, listed.classes, splits, read, options)

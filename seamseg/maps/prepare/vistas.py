@@ -15,13 +15,13 @@ from seamseg.maps.formats.vistas import GROUP_SUFFIX, INSTANCES_PER_LABEL, is_gr
 from seamseg.maps.images import open_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import File, SourceTree, read_file
+from seamseg.maps.prepare.class_file import ordered_classes
 from seamseg.maps.prepare.convert import (
     DEFAULTS,
     ConversionOptions,
     ConversionResult,
     convert_splits,
     find_splits,
-    ordered_classes,
 )
 from seamseg.maps.prepare.pairs import Instances, by_stem, is_photo, number_segments
 from seamseg.maps.prepare.writer import SourceFrame

@@ -13,7 +13,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -28,7 +28,6 @@ from seamseg.maps.formats.metadata import ImageInfo, Metadata, read_metadata, wr
 from seamseg.maps.images import open_image
 from seamseg.maps.prepare.account import (
     FURTHER_FRAMES,
-    AccountOf,
     Journal,
     SplitAccount,
     account_of,
@@ -37,6 +36,7 @@ from seamseg.maps.prepare.account import (
 )
 from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.maps.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
+from seamseg.maps.prepare.class_file import background_class
 from seamseg.maps.prepare.pairs import Instances, is_photo
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.files import (
@@ -181,13 +181,13 @@ class DatasetWriter:
         return found
 
     def add_split(
-        self, split: str, frames: Sequence[SourceFrame], read: Reader, account: AccountOf = account_of
+        self, split: str, frames: Sequence[SourceFrame], read: Reader, skipped: Mapping[str, tuple[int, str]] = {}
     ) -> int:
         """Convert the images of a split, in the order of the list, that are new or changed; return their number.
 
-        `read`, picklable, reads the instances of a frame; `account` returns the account of the split from its records,
-        and may refuse them. An image that fails is left out of the list, an error of :meth:`finish`, and tried again by
-        the next run; if all or 20 fail, this is an InputError. What is converted is kept.
+        `read`, picklable, reads the instances of a frame; `skipped` is what the source has besides. An image that fails
+        is left out of the list, an error of :meth:`finish`, and tried again by the next run; if all or 20 fail, this is
+        an InputError. What is converted is kept.
         """
         ids = [frame.id for frame in frames]
         self._check_names(split, frames, ids)
@@ -216,7 +216,7 @@ class DatasetWriter:
         if failed and (not ids or len(failed) == _MOST_FAILED):
             raise self._failures[-1]
         ordered = [records[i] for i in ids]
-        self.accounts[split] = account(ordered)
+        self.accounts[split] = account_of(ordered, skipped, background_class(self.classes))
         write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
         write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
         for r in ordered:
