@@ -83,26 +83,19 @@ def _group_name(metadata: Metadata, category: int) -> str:
 
 def config(metadata: Metadata, labels: Sequence[int], groups: Mapping[int, int]) -> dict[str, Any]:
     """Create the content of `config.json`; groups and unused labels are not evaluated."""
-    class_of = {label: index for index, label in enumerate(labels)}
-    void = void_label(labels)
+    void, class_of = void_label(labels), {label: index for index, label in enumerate(labels)}
+    names = {void: "void--unlabeled"} | {label: _group_name(metadata, index) for index, label in groups.items()}
     entries = []
-    group_of = {label: index for index, label in groups.items()}
     for label in range(void + 1 + len(groups)):
         index = class_of.get(label)
-        if index is None:
-            name = "void--unlabeled" if label == void else f"void--unused-{label}"
-            if label in group_of:
-                name = _group_name(metadata, group_of[label])
-            entry = {"name": name, "readable": name, "instances": False, "evaluate": False, "color": [0, 0, 0]}
-        else:
-            name = metadata.categories[index]
-            entry = {
-                "name": name,
-                "readable": name,
-                "instances": metadata.is_thing(index),
-                "evaluate": True,
-                "color": list(metadata.palette[index]),
-            }
+        name = names.get(label, f"void--unused-{label}") if index is None else metadata.categories[index]
+        entry = {
+            "name": name,
+            "readable": name,
+            "instances": index is not None and metadata.is_thing(index),
+            "evaluate": index is not None,
+            "color": [0, 0, 0] if index is None else list(metadata.palette[index]),
+        }
         entries.append(entry)
     return {"version": 1.2, "labels": entries}
 
