@@ -56,20 +56,17 @@ _MOST_PIXELS = 1 << 17
 
 @dataclass(frozen=True)
 class ExportedMetadata:
-    """What an exported file states about its network.
+    """The facts about its network that an exported file holds.
 
     Parameters
     ----------
-    kind : key of :data:`OUTPUTS`
     config : INI text of the network, all overrides applied; JSON text of the configuration for classification
     metadata : the classes, without images; those of a classifier are things and have names only
     size : `(height, width)` of the input; None if both are free
-    multiple : free heights and widths must be multiples of this
-    sides : smallest and largest free height and width; None for a fixed size
+    multiple, sides : free heights and widths are multiples of this, from the smallest to the largest side
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
-    precision : compute type, one of :data:`PRECISIONS`
-    mean, std : mean and standard deviation of the three channels, for values in 0..1. The graph applies them to `uint8`
-        images; the images of classifiers must be normalised with them
+    mean, std : of the three channels, for values in 0..1. The graph applies them to `uint8` images; the images of
+        classifiers must be normalised with them
     thresholds : thresholds of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
     licence : licence of the weights, free text; empty if unknown
     query_classes : class (stuff first) of each class logit of a network of queries but the last one, of "no object";
@@ -79,13 +76,7 @@ class ExportedMetadata:
         :func:`seamseg.data.input_size.reference_size`, of the training; None if no map has distances
     with_ids : whether an output `ids` holds the things, in place of masks, see
         :class:`seamseg.maps.predictions.Prediction`
-    version : version of seamseg that wrote the file
     extra : further keys, for example `quantization`; JSON values
-
-    Raises
-    ------
-    InputError
-        if a value is out of range; one line
     """
 
     kind: str

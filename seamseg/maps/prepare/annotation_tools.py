@@ -77,15 +77,13 @@ def prepare_label_studio(
     class_list: str | Path | None = None,
     options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
-    """Convert tasks of Label Studio: brush regions and polygons.
+    """Convert tasks of Label Studio: brush regions and polygons, which overlap in layers of the mask.
 
     Of the annotations of a task that were not cancelled, that of the ground truth counts, else the last one with
-    regions; without annotations the last prediction. Overlapping things are stored in layers of the mask, the smallest
-    in the first; stuff gets the pixels that no thing covers. Pixels without a region are of the stuff class
-    `background` if there is one, else void.
+    regions; without annotations the last prediction. Stuff gets the pixels that no thing covers; pixels without a
+    region are of the stuff class `background` if there is one, else void.
 
     `splits` has by name of the list `(images, tasks)`; tasks are a JSON file, or a folder or archive of them.
-    `class_list`: see :func:`prepare_cvat`.
     """
     files = {name: _task_files(given[1]) for name, given in splits.items()}
     return _prepare(out, splits, files, class_list, options, _label_studio_frames, read_label_studio)

@@ -74,12 +74,10 @@ def prepare_instances(
     class_list: str | Path | None = None,
     options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
-    """Convert COCO instances.
+    """Convert COCO instances, which overlap in layers of the mask, the smallest in the first.
 
-    Overlapping objects are stored in layers of the mask, the smallest in the first. Label images define the pixels that
-    no object covers; their thing classes become crowds. Without label images these pixels are of the stuff class
-    `background`, which class lists of things only get (:func:`seamseg.maps.prepare.class_file.with_background`), else
-    void.
+    Label images define the pixels that no object covers; their thing classes become crowds. Without them these pixels
+    are as :func:`seamseg.maps.prepare.class_file.with_background` says.
 
     `splits` has by name of the list `(images, JSON)` or `(images, JSON, labels)`; folders or archives, and a file.
     `class_list` has stuff by the values of the label images, things by the category ids of the JSON; None for the

@@ -67,36 +67,26 @@ def prepare_folders(
     suffixes: tuple[str, str, str] = ("", "", ""),
     options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
-    """Convert folders of images.
+    """Convert folders of images; docs/how-to/prepare_data.md describes the forms of labels.
 
-    The files of `labels` define what they are, in this order:
+    Label images have a class id at each pixel; with a class list of one thing and no stuff but that of id 0, and
+    without instance images, the numbers of its objects. Instance images have a number for each object, 0 for a crowd.
+    Polygons (labelme, YOLO) and masks of single objects are stored in layers, the smallest in the first; the other
+    pixels are as :func:`seamseg.maps.prepare.class_file.with_background` says.
 
-    - `PHOTO.png`: a label image, which has a class id at each pixel. An instance image has a number for each object, 0
-      where objects are not separated: a crowd. If the class list has one thing and no stuff but that of id 0, and there
-      are no instance images, a label image has the numbers of the objects of the thing, 0 for none
-    - `PHOTO.json`: polygons, rectangles, circles and masks of labelme, with names of classes
-    - `PHOTO.txt`: polygons of YOLO, with class ids
-    - `PHOTO_CLASS_NUMBER.png`: a mask of one object; each `_` may be a folder, and `_NUMBER` is any text, or missing
-
-    Without label images all other pixels are of the stuff class `background` if there is one, else void; a class list
-    of things only gets one (:func:`seamseg.maps.prepare.class_file.with_background`), also for the value 0 of label
-    images unless the list has it. Overlapping things are stored in layers of the mask, the smallest in the first.
-
-    `splits` has by name of the list `(images, labels)` or `(images, labels, instances)`; folders or archives. For a
-    folder `SegmentationClass` of Pascal VOC, the list of this name beside it selects the images. If `divisor` is not 0,
-    label images hold `class * divisor + instance`. `suffixes` are ends of the names of images, labels and instances
-    before their extensions, as `_leftImg8bit`.
+    `splits` has by name of the list `(images, labels)` or `(images, labels, instances)`, folders or archives; for a
+    folder `SegmentationClass` of Pascal VOC the list of this name beside it selects the images. If `divisor` is not 0,
+    label images hold `class * divisor + instance`. `suffixes` end the names of images, labels and instances, as
+    `_leftImg8bit`.
     """
-    options, given = options.begin(), read_class_list(class_list)
-    listed = with_background(given, options.void_background)
+    options, named = options.begin(), read_class_list(class_list)
+    listed = with_background(named, options.void_background)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
     for name, folders in splits.items():
         if len(folders) not in (2, 3):
             raise InputError(f"split {name!r}: expected the folders (images, labels) or (images, labels, instances)")
-    frames = {
-        name: find_frames(name, folders, suffixes, options.of_split(name), listed) for name, folders in splits.items()
-    }
+    frames = {name: find_frames(given, suffixes, options.of_split(name), listed) for name, given in splits.items()}
     all_frames = [frame for group in frames.values() for frame in group]
     if divisor and any(frame.second for frame in all_frames):
         raise InputError("with a divisor the labels hold the instances: omit the folder of instances")
@@ -104,7 +94,7 @@ def prepare_folders(
     if objects is not None and (divisor or any(frame.second for frame in all_frames)):
         raise InputError(f"{objects.annotation}: holds the objects: omit the divisor, and the folder of instances")
     bare = not divisor and not all(frame.second or _has_objects(frame) for frame in all_frames)
-    numbered = bare and _one_thing(given)
+    numbered = bare and _one_thing(named)
     if bare:
         if numbered:
             options.log(f"{listed.classes.categories[-1]!r} is the only thing: labels are the numbers of its objects")
@@ -119,23 +109,19 @@ def prepare_folders(
 
 
 def find_frames(
-    split: str,
-    folders: tuple[str, ...],
-    suffixes: tuple[str, str, str],
-    options: ConversionOptions,
-    listed: ClassList,
+    folders: tuple[str, ...], suffixes: tuple[str, str, str], options: ConversionOptions, listed: ClassList
 ) -> list[SourceFrame]:
     """Return the images of a split that have labels, by name."""
     trees = _trees(folders)
     every = without_suffix(by_stem(trees[0], is_photo), suffixes[0])
     if not every:
-        raise InputError(f"{folders[0]}: 0 images found for {split}{_named(suffixes[0])}")
+        raise InputError(f"{folders[0]}: 0 images found for {options.split}{_named(suffixes[0])}")
     own = set(map(_path, every.values()))
     given = {name: file for name, file in trees[1].items() if _path(file) not in own}
-    photos = _listed_photos(split, folders, every, options)
+    photos = _listed_photos(folders, every, options)
     instances = _ending(trees[2], LABEL_ENDINGS, suffixes[2])
     if len(folders) > 2 and not instances:
-        raise InputError(f"{folders[2]}: 0 instance images (.png) found for {split}{_named(suffixes[2])}")
+        raise InputError(f"{folders[2]}: 0 instance images (.png) found for {options.split}{_named(suffixes[2])}")
     forms = [_ending(given, endings, suffixes[1]) for endings in _FORMS]
     frames = _labelled(photos, forms, instances, folders, suffixes) or _object_files(photos, forms[0], listed)
     if not frames:
@@ -224,11 +210,9 @@ def _named(suffix: str) -> str:
     return f" (names that end in {suffix!r})" if suffix else ""
 
 
-def _listed_photos(
-    split: str, folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions
-) -> dict[str, File]:
+def _listed_photos(folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions) -> dict[str, File]:
     """Return the images of the list of a split, if the labels are of Pascal VOC."""
-    labels = Path(folders[1]).absolute()
+    labels, split = Path(folders[1]).absolute(), options.split
     lists = sorted((labels.parent / cvat.LISTS).glob("[!.]*.txt")) if labels.name == cvat.CLASS_FOLDER else []
     if not lists:
         return photos

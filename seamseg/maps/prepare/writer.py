@@ -62,17 +62,10 @@ _MOST_FAILED = 20
 
 @dataclass(frozen=True)
 class SourceFrame:
-    """An image of the source data set.
+    """An image of the source data set, and the annotation files that the reader of its converter opens.
 
-    Attributes
-    ----------
-    id : name of the image in the dataset folder
-    photo : the image file to link or copy; one that is not PNG or JPEG is stored as PNG
-    annotation : the file that the reader of the converter opens
-    file_name : file name of the image in `coco/<split>.json`
-    second : a second annotation file, if the source has one
-    info : further input of the reader; picklable, and equal if its `repr` is
-    others : further annotation files, of any number
+    `id` is its name in the dataset folder, `file_name` that in `coco/<split>.json`. `info` is further input of the
+    reader: picklable, and equal if its `repr` is.
     """
 
     id: str
