@@ -129,9 +129,22 @@ def coco(raw):
     return raw
 
 
+def change(coco, function, target="instances.json"):
+    content = json.loads((coco / "instances.json").read_text())
+    function(content)
+    write_json(coco / target, content)
+
+
+def instances(coco, *labels, out="out", source="instances.json", classes=False, **options):
+    """Convert, and return what was skipped."""
+    given = tuple(str(coco / name) for name in ("photos", source, *labels))
+    listed = coco / "classes.ini" if classes else None
+    done = prepare_instances(coco / out, {"train": given}, listed, ConversionOptions(1, **options))
+    return done.accounts["train"].skipped
+
+
 def test_instances_with_labels(coco):
-    given = {"train": (str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels"))}
-    prepare_instances(coco / "out", given, coco / "classes.ini")
+    instances(coco, "labels", classes=True)
     road = 96 - 12 - 5 - 12
     covered = 24 + 12 - 4 + 3  # 4 pixels are in both cars
     assert segments(coco / "out", "a") == [
@@ -163,39 +176,37 @@ def test_photos_without_label_images(coco):
 
 
 def test_instances_without_labels(coco):
-    prepare_instances(coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))})
+    instances(coco)
     covered = 24 + 12 - 4 + 3
     cars = [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
     assert segments(coco / "out", "a") == [("background", 0, 96 - covered), *cars]
     assert segments(coco / "out", "b") == [("background", 0, 96)]
-    given = {"train": (str(coco / "photos"), str(coco / "instances.json"))}
-    prepare_instances(coco / "void", given, options=ConversionOptions(void_background=True))
+    instances(coco, out="void", void_background=True)
     assert segments(coco / "void", "a") == cars
     assert DatasetFolder(coco / "void").metadata.num_stuff == 0
-    content = json.loads((coco / "instances.json").read_text())
-    content["categories"].append({"id": 4, "name": "_background_"})
-    content["annotations"][1]["category_id"] = 4
-    named = write_json(coco / "named.json", content)
-    account = prepare_instances(coco / "named", {"train": (given["train"][0], str(named))}).accounts["train"]
-    assert account.skipped == {"annotation of the background": (1, "annotation 2, image_id 1")}
+
+    def name_background(content):
+        content["categories"].append({"id": 4, "name": "_background_"})
+        content["annotations"][1]["category_id"] = 4
+
+    change(coco, name_background, "named.json")
+    skipped = instances(coco, out="named", source="named.json")
+    assert skipped == {"annotation of the background": (1, "annotation 2, image_id 1")}
     assert segments(coco / "named", "a") == [("background", 0, 96 - 24 - 3), cars[1], cars[2]]
     (coco / "classes.ini").write_text("[car]\nid = 7\nkind = thing\n[void]\nids = 4\n")
-    prepare_instances(coco / "ignored", {"train": (given["train"][0], str(named))}, coco / "classes.ini")
+    instances(coco, out="ignored", source="named.json", classes=True)
     assert segments(coco / "ignored", "a") == [("background", 0, 96 - covered), cars[1], cars[2]]
     (coco / "classes.ini").write_text("[background]\nid = 1\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
-    prepare_instances(coco / "two", given, coco / "classes.ini")
+    instances(coco, out="two", classes=True)
     assert segments(coco / "two", "a")[0] == ("background", 0, 96 - covered)
     assert segments(coco / "two", "b") == [("background", 0, 96)]
 
 
-def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
-    if change is not None:
-        content = json.loads((coco / "instances.json").read_text())
-        change(content)
-        write_json(coco / "instances.json", content)
-    given = (str(coco / "photos"), str(coco / "instances.json"), *([str(coco / "labels")] if labels else []))
+def assert_instances_fail(coco, match, function=None, labels=True, classes=True):
+    if function is not None:
+        change(coco, function)
     with pytest.raises(InputError, match=match) as error:
-        prepare_instances(coco / "out", {"train": given}, coco / "classes.ini" if classes else None)
+        instances(coco, *(["labels"] if labels else []), classes=classes)
     assert "\n" not in str(error.value)
     assert listed(coco / "out") < 2
 
@@ -267,13 +278,8 @@ FLAT = [1, 1, 4, 1, 4, 4, 1, 4]
     ],
 )
 def test_objects_without_area(coco, values, reason):
-    content = json.loads((coco / "instances.json").read_text())
-    content["annotations"][1].update(values)
-    write_json(coco / "instances.json", content)
-    account = prepare_instances(
-        coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))}, options=ConversionOptions(1)
-    ).accounts["train"]
-    assert account.skipped == ({} if reason is None else {reason: (1, f"annotation 2, of {coco}/photos/a.jpg")})
+    change(coco, lambda content: content["annotations"][1].update(values))
+    assert instances(coco) == ({} if reason is None else {reason: (1, f"annotation 2, of {coco}/photos/a.jpg")})
     assert (("car", 0, 9) in segments(coco / "out", "a")) == (reason is None)
 
 
@@ -288,22 +294,18 @@ def test_objects_without_area(coco, values, reason):
     ],
 )
 def test_types_of_coco_files(coco, number, values):
-    content = json.loads((coco / "instances.json").read_text())
-    content["annotations"][number].update(values)
-    content["annotations"].append({**content["annotations"][0], "id": 9, "image_id": 99})
-    write_json(coco / "instances.json", content)
-    given = {"train": (str(coco / "photos"), str(coco / "instances.json"))}
-    account = prepare_instances(coco / "out", given, options=ConversionOptions(1)).accounts["train"]
+    def add(content):
+        content["annotations"][number].update(values)
+        content["annotations"].append({**content["annotations"][0], "id": 9, "image_id": 99})
+
+    change(coco, add)
     reason = "annotation of an image that the JSON does not list"
-    assert account.skipped == {reason: (1, "annotation 9, image_id 99")}
+    assert instances(coco) == {reason: (1, "annotation 9, image_id 99")}
     assert segments(coco / "out", "a")[1:] == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
 
 
 def test_only_crowds(coco, capsys):
-    content = json.loads((coco / "instances.json").read_text())
-    for annotation in content["annotations"]:
-        annotation["iscrowd"] = 1
-    write_json(coco / "instances.json", content)
+    change(coco, lambda content: [annotation.update(iscrowd=1) for annotation in content["annotations"]])
     words = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), "--workers", "1"]
     text = "all objects of 'car' are crowds, which training ignores"
     assert main(["prepare", "instances", str(coco / "out"), *words]) == 0
@@ -333,9 +335,7 @@ def test_commands(coco, capsys):
 
 def test_what_is_skipped_is_counted(coco, capsys):
     (coco / "labels" / "b.png").unlink()
-    content = json.loads((coco / "instances.json").read_text())
-    content["annotations"][1]["segmentation"] = []
-    write_json(coco / "instances.json", content)
+    change(coco, lambda content: content["annotations"][1].update(segmentation=[]))
     out = coco / "out"
     split = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels")]
     lines = [
