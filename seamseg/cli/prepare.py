@@ -250,28 +250,27 @@ def _convert(args: argparse.Namespace) -> int:
     from seamseg.maps import prepare
 
     options, out = _options(args), args.out
-    if args.source == "merge":
-        result = _merge(args, options)
-    elif args.source in _PUBLIC:
-        splits = _words(args.splits)
-        if args.source == "vistas":
+    splits = _words(args.splits) if args.source in _PUBLIC else []
+    files = _split_files(args, _CUSTOM[args.source][1]) if args.source in _CUSTOM else {}
+    match args.source:
+        case "cityscapes":
+            result = prepare.prepare_cityscapes(args.root, out, splits, options)
+        case "vistas":
             result = prepare.prepare_vistas(args.root, out, args.version, splits, options)
-        else:
-            convert = prepare.prepare_cityscapes if args.source == "cityscapes" else prepare.prepare_coco
-            result = convert(args.root, out, splits, options)
-    else:
-        files = _split_files(args, _CUSTOM[args.source][1])
-        if args.source == "panoptic":
+        case "coco":
+            result = prepare.prepare_coco(args.root, out, splits, options)
+        case "panoptic":
             result = prepare.prepare_panoptic(out, files, options)
-        elif args.source == "folders":
+        case "folders":
             result = prepare.prepare_folders(out, files, args.classes, args.divisor, tuple(args.suffixes), options)
-        else:
-            tools = {
-                "instances": prepare.prepare_instances,
-                "cvat": prepare.prepare_cvat,
-                "labelstudio": prepare.prepare_label_studio,
-            }
-            result = tools[args.source](out, files, args.classes, options)
+        case "instances":
+            result = prepare.prepare_instances(out, files, args.classes, options)
+        case "cvat":
+            result = prepare.prepare_cvat(out, files, args.classes, options)
+        case "labelstudio":
+            result = prepare.prepare_label_studio(out, files, args.classes, options)
+        case _:
+            result = _merge(args, options)
     _report(args, result)
     return 0
 
