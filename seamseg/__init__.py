@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 from seamseg.version import __version__
 
 if TYPE_CHECKING:
+    from seamseg.contrib.verbs import classifier, export, serve
     from seamseg.maps import prepare
-    from seamseg.verbs import classifier, evaluate, export, load, predict, serve, train
+    from seamseg.verbs import evaluate, load, predict, train
+
+__all__ = ["__version__", "evaluate", "load", "predict", "prepare", "train"]
 
 with suppress(ModuleNotFoundError):  # the core works without it
     import seamseg.contrib  # noqa: F401  # adds its parts to the core
 
-__all__ = ["__version__", "classifier", "evaluate", "export", "load", "predict", "prepare", "serve", "train"]
+    __all__ += ["classifier", "export", "serve"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,7 +27,8 @@ def __getattr__(name: str) -> Any:
     if name == "prepare":
         return import_module("seamseg.maps.prepare")
     if name in __all__:
-        return getattr(import_module("seamseg.verbs"), name)
+        of_contrib = name in ("classifier", "export", "serve")
+        return getattr(import_module("seamseg.contrib.verbs" if of_contrib else "seamseg.verbs"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -20,6 +20,7 @@ from support.dead_workers import pytest_terminal_summary, pytest_testnodedown  #
 from support.folders import make_folder  # noqa: F401
 from support.micro import micro, micro_config, micro_run, narrow, published_config, seamseg_main  # noqa: F401
 from support.networks import cityscapes, golden_net  # noqa: F401
+from support.refusals import refused  # noqa: F401
 from support.semantic_networks import semantic_model, semantic_predictor  # noqa: F401
 
 from seamseg.utils import process_settings
@@ -38,7 +39,7 @@ LONG = (
     "ops/test_fuzz",
     "idmaps/test_fuzz",
     # of fast tests
-    "components/test_maps",
+    "contrib/test_maps",
     "training/test_two_processes",
     "training/test_elastic",
     "training/test_equal_gradients",
@@ -54,7 +55,7 @@ LONG = (
     "predict/test_outputs",
     "cli/test_bad_input",
     "deploy/test_onnx",
-    "components/test_transformers_network",
+    "recipes/test_transformers",
     "validation/test_validate",
     "report/test_page",
     "models/test_build",

@@ -9,7 +9,6 @@ import json
 import struct
 import tarfile
 import time
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -24,8 +23,6 @@ from support.source_files import brush
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config.loader import config_from_string
-from seamseg.contrib.classification.config import parse_classifier_config
-from seamseg.contrib.foreign.class_lists import identify
 from seamseg.maps.evaluation.coco_ap import instances_of_map
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.matching import match_segments
@@ -203,7 +200,7 @@ def tasks(n: int, folder: Path) -> Callable[[], object]:
 def addresses(n: int, folder: Path) -> Callable[[], object]:
     photos = FilesByName({"a": Path("a.png")})
     with_folders = {"image": "http://host/" + "upload/" * n + "1" * n}
-    return lambda: _refused(lambda: annotation_tools._photo_of(with_folders, photos, "task", "photos"))
+    return lambda: refused(lambda: annotation_tools._photo_of(with_folders, photos, "task", "photos"))
 
 
 def cities(n: int, folder: Path) -> Callable[[], object]:
@@ -269,7 +266,7 @@ def colours(n: int, folder: Path) -> Callable[[], object]:
 def duplicate_images(n: int, folder: Path) -> Callable[[], object]:
     writer = CocoPanopticWriter(folder / "a.json", CLASSES)
     entries = [{"image": {"id": k}, "annotation": {}} for k in (*range(n), n - 1)]
-    return lambda: _refused(lambda: writer.write_json(entries))
+    return lambda: refused(lambda: writer.write_json(entries))
 
 
 def png(width: int, chunk: int) -> Callable[[int, Path], Callable[[], object]]:
@@ -350,7 +347,7 @@ def tar(make: Callable[[int], list[tarfile.TarInfo]]) -> Callable[[int, Path], C
         with tarfile.open(folder / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
             for info in make(n):
                 archive.addfile(info)
-        return lambda: _refused(lambda: SourceTree(folder / "a.tar"))
+        return lambda: refused(lambda: SourceTree(folder / "a.tar"))
 
     return prepare
 
@@ -363,10 +360,10 @@ def global_headers(n: int, folder: Path) -> Callable[[], object]:
             archive.addfile(_member("all", len(records), tarfile.XGLTYPE), io.BytesIO(records))
         for k in range(20 * n):
             archive.addfile(_member(f"{k}.png", comment="a"))
-    return lambda: _refused(lambda: SourceTree(folder / "a.tar"))
+    return lambda: refused(lambda: SourceTree(folder / "a.tar"))
 
 
-def _refused(read: Callable[[], object]) -> None:
+def refused(read: Callable[[], object]) -> None:
     with suppress(InputError):
         read()
 
@@ -415,22 +412,6 @@ def exported(n: int, folder: Path) -> Callable[[], object]:
     meta = {"categories": [f"class {k}" for k in range(n)]}
     text = json.dumps({"format": 1, "kind": "classification", "config": "{}", "metadata": meta, "size": [64, 64]})
     return lambda: ExportedMetadata.from_json(text, "a.onnx")
-
-
-def unknown_keys(n: int, folder: Path) -> Callable[[], object]:
-    content = {f"key_{k}": 1 for k in range(n)}
-
-    def read() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            parse_classifier_config(content)
-
-    return read
-
-
-def names_of_classes(n: int, folder: Path) -> Callable[[], object]:
-    names = ["road", ",".join(f"name {k}" for k in range(n))]
-    return lambda: _refused(lambda: identify(names, "model"))
 
 
 class Case(NamedTuple):
@@ -522,8 +503,6 @@ SLOW = {
     "list of images: cases": Case(image_list(_cases), 1 << 8, 1 << 18),
     "class mapping": Case(rules, 1 << 10, 1 << 15),
     "exported network": Case(exported, 1 << 11, 1 << 17),
-    "unknown keys of a classifier": Case(unknown_keys, 1 << 8, 1 << 16),
-    "names of a class": Case(names_of_classes, 1 << 9, 1 << 17),
     "many similar names": Case(
         text(lambda n: [f"c{k}" for k in range(n)], lambda known: did_you_mean("class", known)), 1 << 8, 1 << 18
     ),

@@ -1,15 +1,11 @@
-"""`seamseg.load`, `evaluate`, `train`, `export` and `serve`: the options of the commands as keywords."""
+"""`seamseg.load`, `predict`, `evaluate` and `train`: the options of the commands as keywords."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-import urllib.request
 from dataclasses import MISSING, fields
 from functools import partial
 
@@ -18,8 +14,6 @@ from support.micro import write_config
 
 import seamseg
 from seamseg.components import Callback
-from seamseg.contrib.deploy.options import ExportOptions
-from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.options import InferenceOptions, LoadOptions
 from seamseg.maps.toy_city import generate_toy_city
 from seamseg.predicting.options import PredictOptions
@@ -28,29 +22,23 @@ from seamseg.utils.errors import InputError
 from seamseg.validation.options import EvaluationOptions
 
 OPTIONS = {
-    "load": [(LoadOptions, ())],
-    "predict": [(PredictOptions, ())],
-    "evaluate": [(EvaluationOptions, ())],
-    "train": [(TrainingOptions, ())],
-    "export": [(ExportOptions, ())],
-    "serve": [(ServeOptions, ())],
+    "load": LoadOptions,
+    "predict": PredictOptions,
+    "evaluate": EvaluationOptions,
+    "train": TrainingOptions,
 }
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_keywords_are_those_of_the_options(name):
     parameters = dict(inspect.signature(getattr(seamseg, name)).parameters)
-    for options, left_out in OPTIONS[name]:
-        for field in fields(options):
-            if field.name in left_out:
-                assert field.name not in parameters
-                continue
-            found = parameters.pop(field.name)
-            assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
+    for field in fields(OPTIONS[name]):
+        found = parameters.pop(field.name)
+        assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
     assert set(parameters) <= {"model", "out", "components"}
 
 
-@pytest.mark.parametrize("name", ["load", "predict", "evaluate", "serve"])
+@pytest.mark.parametrize("name", ["load", "predict", "evaluate"])
 def test_models_are_run_with_the_same_options(name):
     function = getattr(seamseg, name)
     assert {field.name for field in fields(InferenceOptions)} < set(inspect.signature(function).parameters)
@@ -144,18 +132,3 @@ def test_converters_are_functions(tmp_path):
     made = seamseg.prepare.prepare_cityscapes(tmp_path / "raw", tmp_path / "data")
     assert made.splits == {"train": 1, "val": 1}
     assert not seamseg.prepare.check_dataset(tmp_path / "data", workers=1).errors
-
-
-@pytest.mark.usefixtures("narrow")
-def test_serve(micro_run, capsys, monkeypatch):
-    answers = []
-
-    def ask(line):
-        address = line.split()[-1]
-        with urllib.request.urlopen(f"{address}/health") as answer:
-            answers.append(json.load(answer))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr("builtins.print", lambda line, **_: threading.Thread(target=ask, args=(line,)).start())
-    assert seamseg.serve(micro_run, "cpu", port=0) == 0
-    assert answers[0]["kind"] == "panoptic"

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-import seamseg
 from seamseg.checkpoints.model_path import local_model
+from seamseg.inference.options import LoadOptions
+from seamseg.inference.predictor import build_predictor, open_for_inference
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.coco_writer import encode_result
 from seamseg.maps.images import PHOTO_ENDINGS, as_rgb, open_image
@@ -81,7 +82,9 @@ class PanopticActor:
     def __init__(self, model: Any, batch_size: int | None = None, **options: Any) -> None:
         if batch_size is not None and batch_size < 1:
             raise InputError(f"`batch_size={batch_size}`: must be at least 1")
-        self.model = seamseg.load(model, **options)
+        given = LoadOptions(model, **options)
+        opened = open_for_inference(model, given.device, given.config, given.meta, given)
+        self.model = build_predictor(opened, given)
         if self.model.kind != "panoptic":
             raise InputError(f"{model}: a model of kind {self.model.kind}; PanopticActor needs a panoptic one")
         self.batch_size = batch_size
@@ -112,9 +115,8 @@ class PanopticActor:
         readable = [photo for photo in photos if not isinstance(photo, str)]
         results = iter(self._predict(readable))
         rows = [_row(photo if isinstance(photo, str) else next(results)) for photo in photos]
-        columns = ("panoptic_png", "segments_info", "height", "width", "error")
-        made = {name: [row[k] for row in rows] for k, name in enumerate(columns)}
-        return {**batch, **{name: np.array(made[name], _TYPES.get(name, object)) for name in columns}}
+        made = {name: [row[k] for row in rows] for k, name in enumerate(_RESULTS)}
+        return {**batch, **{name: np.array(values, _TYPES.get(name, object)) for name, values in made.items()}}
 
     def _predict(self, photos: Sequence[Image.Image]) -> list[Panoptic | str]:
         """Return the results, for an image that fails the reason."""
@@ -128,6 +130,7 @@ class PanopticActor:
         return [result for photo in photos for result in self._predict([photo])]
 
 
+_RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
 _TYPES = {"height": np.int64, "width": np.int64}
 
 
@@ -158,7 +161,6 @@ SCHEMES = ("s3", "gs", "abfs", "abfss", "file")
 """Schemes of URLs. IN and OUT alone are opened; names in data are not."""
 _ENDINGS = {"images": PHOTO_ENDINGS, "webdataset": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 _OWN_NAME = re.compile(r"[0-9a-f]{32}_\d{6}[-_\d]*\.\w+")  # Ray: run, task, part
-_RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from seamseg.config import load_config
 from seamseg.config.components import KINDS, Component, added_by, load, registered
 from seamseg.config.experiments import TINY_NETWORK
 from seamseg.config.values import format_value
-from seamseg.contrib.deploy.export import export_model
-from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.images import open_image
 from seamseg.maps.prepare.cityscapes import prepare_cityscapes
@@ -268,10 +266,11 @@ class _Check:
         """Export the model to ONNX, which compares the file with it."""
         if not getattr(self.component.make, "exportable", True):
             return "is not part of exported networks"
-        if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
+        needed = ("onnx", "onnxscript", "onnxruntime", "seamseg.contrib")
+        if missing := [name for name in needed if find_spec(name) is None]:
             return f"the export is not checked without {', '.join(missing)}"
         file = self.work / "network.onnx"
-        export_model(ExportOptions(self.work / "straight", file, check=(self.image,), overrides=self.overrides))
+        seamseg.export(self.work / "straight", file, check=(self.image,), overrides=self.overrides)
         return "exports to ONNX, which gives the same for an image"
 
     def write(self, formats: Sequence[str]) -> str:

@@ -21,7 +21,6 @@ from support.tile_scenes import STUFF, SceneNet, scene
 from torch.nn import functional
 
 from inference.test_acceleration import image, network, predictor, recorded
-from seamseg.contrib.exported.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
 from seamseg.inference.acceleration import CudaGraphCache
@@ -185,31 +184,6 @@ OTHERS = [
 def test_which_errors_are_about_memory():
     assert [error for error in LACKING if not lacks_memory(error)] == []
     assert [error for error in OTHERS if lacks_memory(error)] == []
-
-
-def test_openvino_without_memory():
-    """An error instead of an earlier result, and none for smaller inputs after it."""
-    import openvino
-    from openvino import opset13
-
-    x, times = opset13.parameter([1, 1, 1], np.float32, "x"), opset13.parameter([3], np.int64, "times")
-    total = opset13.reduce_sum(opset13.tile(x, times), opset13.constant([0, 1, 2]), False)
-    for name, node in {"x": x, "times": times, "total": total}.items():
-        node.output(0).set_names({name})
-    model = openvino.Model([total], [x, times])
-
-    def compiled():
-        return openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 2})
-
-    run = OpenvinoRun(compiled(), compiled)
-    for side, expected in ((5, 125), (1 << 15, None), (5, 125), (6, 216)):
-        inputs = {"x": np.ones((1, 1, 1), np.float32), "times": np.full(3, side, np.int64)}
-        if expected is not None:
-            assert run(["total"], inputs) == [expected]
-            continue
-        with pytest.raises(RuntimeError, match="Failed to allocate 140737488355328 bytes of memory") as raised:
-            run(["total"], inputs)
-        assert lacks_memory(raised.value)
 
 
 def test_out_of_memory_leads_to_tiles(capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 COLOURS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (200, 50, 40)}
@@ -47,3 +48,18 @@ def write_config(path: Path, **changes: dict[str, Any]) -> Path:
     """:data:`CONFIG` with changed keys, by section."""
     path.write_text(json.dumps({name: {**keys, **changes.get(name, {})} for name, keys in CONFIG.items()}))
     return path
+
+
+def write_classifier(folder: Path) -> Path:
+    """A run folder of a classifier with random weights, and a file of the layout of the original in it."""
+    from seamseg.contrib.classification.config import load_classifier_config
+    from seamseg.contrib.classification.network import build_classifier
+
+    folder.mkdir(parents=True)
+    config = load_classifier_config(write_config(folder / "config.json"))
+    torch.manual_seed(0)
+    net = build_classifier(config).eval()
+    content = {"arch": config.network.arch, "state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}
+    torch.save(content, folder / "model_best.pth.tar")
+    (folder / "classes.json").write_text(json.dumps([f"class {n}" for n in range(config.network.classes)]))
+    return folder

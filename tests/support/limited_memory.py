@@ -23,8 +23,9 @@ import torch
 import seamseg
 from seamseg.data.input_size import InputSize
 from seamseg.ops import fused
+from support.classes import write_classifier
 from support.micro import narrow_body
-from support.shared_models import write_classifier, write_run
+from support.shared_models import write_run
 
 SPARE = 150 << 20
 """Bytes beside those of a first run: half of what the network needs for the large image."""

@@ -1,8 +1,7 @@
-"""Small trained models of every kind, as people share them."""
+"""Small trained models, as people share them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +9,8 @@ import torch
 
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.config import Config, config_from_string, config_to_string
-from seamseg.contrib.classification.config import load_classifier_config
-from seamseg.contrib.classification.network import build_classifier
 from seamseg.maps.formats.metadata import Metadata, metadata_header, write_metadata
 from seamseg.models.build import build_network
-from support.classes import write_config
 from support.micro import CONFIG, narrow_body
 from support.networks import randomise
 from support.semantic_networks import semantic_config
@@ -47,16 +43,4 @@ def write_run(folder: Path, kind: str = "panoptic", average: bool = False, overr
     save_snapshot(folder / "model_last.pth.tar", Snapshot(text, state, {"epoch": 1}, metadata_header(CLASSES)))
     (folder / "config.ini").write_text(text)
     write_metadata(folder / "metadata.bin", CLASSES)
-    return folder
-
-
-def write_classifier(folder: Path) -> Path:
-    """A run folder of a classifier with random weights, and a file of the layout of the original in it."""
-    folder.mkdir(parents=True)
-    config = load_classifier_config(write_config(folder / "config.json"))
-    torch.manual_seed(0)
-    net = build_classifier(config).eval()
-    content = {"arch": config.network.arch, "state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}
-    torch.save(content, folder / "model_best.pth.tar")
-    (folder / "classes.json").write_text(json.dumps([f"class {n}" for n in range(config.network.classes)]))
     return folder

@@ -15,10 +15,8 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.snapshot import Snapshot
 from seamseg.config import config_to_string
-from seamseg.contrib.foreign.class_lists import known_lists
 from seamseg.maps.evaluation import evaluate_panoptic_json
 from seamseg.maps.evaluation.record import read_evaluation
-from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
 from seamseg.maps.formats.metadata import Metadata, metadata_header, read_metadata, write_metadata
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import Prediction
@@ -75,16 +73,6 @@ def test_things_and_stuff_are_those_of_the_data_set(tmp_path):
     assert (stated.missing, stated.void) == ([], ["dog"])
     things = mapping.mapped_classes(only_things=True)
     assert (things.missing, things.void) == (["train"], ["crosswalk", "dog"])
-
-
-def test_packaged_tables():
-    own, known = cityscapes_classes(), {name: names.metadata for name, names in known_lists().items()}
-    vistas = mapping_of(own, known["vistas"], "vistas_cityscapes").mapped_classes()
-    riders = ["human--rider--bicyclist", "human--rider--motorcyclist", "human--rider--other-rider"]
-    assert next(names for info, names in vistas.sources.items() if info.name == "rider") == riders
-    assert vistas.missing == []
-    coco = mapping_of(own, known["coco_panoptic"], "coco_cityscapes").mapped_classes()
-    assert coco.missing == ["pole", "rider"]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from support.classes import write_classifier
 from support.fake_hub import FakeHub, Repo, fake_hub
 from support.micro import narrow_body
-from support.shared_models import CLASSES, write_classifier, write_run
+from support.shared_models import CLASSES, write_run
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.shared_models import write_classifier
+from support.classes import write_classifier
 
 from seamseg.contrib.deploy.compare import compare
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata

@@ -6,11 +6,13 @@ import pytest
 import torch
 from support.tiny_transformers import CITYSCAPES
 
+from seamseg.checkpoints.class_table import ClassTable
 from seamseg.contrib.foreign.class_lists import identify, known_lists, read_classes
 from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
 from seamseg.maps.formats.metadata import write_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError
+from seamseg.validation.class_mapping import ClassMapping
 
 
 def refusal(names, **arguments):
@@ -123,3 +125,17 @@ def test_refusals():
     assert "two classes have the name 'car'" in refusal([*CITYSCAPES, "car"])
     many = [f"class {k}" for k in range(50_000)]
     assert refusal(many) == "net: has 50000 classes, more than 255"
+
+
+def test_packaged_tables_of_classes():
+    """They name the classes of the known lists."""
+    own, known = cityscapes_classes(), {name: names.metadata for name, names in known_lists().items()}
+
+    def mapped(name, table):
+        return ClassMapping.of(ClassTable(own, table, "class_table"), known[name], "m.tar").mapped_classes()
+
+    vistas = mapped("vistas", "vistas_cityscapes")
+    riders = ["human--rider--bicyclist", "human--rider--motorcyclist", "human--rider--other-rider"]
+    assert next(names for info, names in vistas.sources.items() if info.name == "rider") == riders
+    assert vistas.missing == []
+    assert mapped("coco_panoptic", "coco_cityscapes").missing == ["pole", "rider"]

@@ -30,6 +30,7 @@ import seamseg
 from seamseg.contrib.classification.config import InputConfig
 from seamseg.contrib.classification.data import ClassFolders
 from seamseg.contrib.classification.transforms import test_transform as transform_of
+from seamseg.contrib.exported.onnx_engines import OpenvinoRun, openvino_core
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input
 from seamseg.inference.queries import prediction_of_queries
@@ -37,6 +38,7 @@ from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.predictions import Prediction
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, printable
 
 SIZE = (90, 140)
@@ -320,3 +322,28 @@ def test_without_torch(tmp_path):
     assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])
     assert (tmp_path / "out/private/a.jpg").exists()
+
+
+def test_openvino_without_memory():
+    """An error instead of an earlier result, and none for smaller inputs after it."""
+    import openvino
+    from openvino import opset13
+
+    x, times = opset13.parameter([1, 1, 1], np.float32, "x"), opset13.parameter([3], np.int64, "times")
+    total = opset13.reduce_sum(opset13.tile(x, times), opset13.constant([0, 1, 2]), False)
+    for name, node in {"x": x, "times": times, "total": total}.items():
+        node.output(0).set_names({name})
+    model = openvino.Model([total], [x, times])
+
+    def compiled():
+        return openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 2})
+
+    run = OpenvinoRun(compiled(), compiled)
+    for side, expected in ((5, 125), (1 << 15, None), (5, 125), (6, 216)):
+        inputs = {"x": np.ones((1, 1, 1), np.float32), "times": np.full(3, side, np.int64)}
+        if expected is not None:
+            assert run(["total"], inputs) == [expected]
+            continue
+        with pytest.raises(RuntimeError, match="Failed to allocate 140737488355328 bytes of memory") as raised:
+            run(["total"], inputs)
+        assert lacks_memory(raised.value)

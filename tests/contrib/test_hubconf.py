@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.classes import write_classifier
 from support.micro import narrow_body
-from support.shared_models import CLASSES, write_classifier, write_run
+from support.shared_models import CLASSES, write_run
 
 from seamseg.utils.errors import InputError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def load(entry: str, *arguments: object) -> object:
