@@ -12,10 +12,11 @@ from dataclasses import dataclass
 class Kind:
     """A kind of network.
 
-    Each of its `modules` has its own state dict in a snapshot. Its `losses` have the order of `[optimizer]
-    loss_weights`. The keys in `ignored`, `section.key` or a whole `section`, have no effect.
+    `task` is what it does, as the Hugging Face Hub names it. Each of its `modules` has its own state
+    dict in a snapshot. Its `losses` have the order of `[optimizer] loss_weights`. The keys in `ignored`, `section.key` or a whole `section`, have no effect.
     """
 
+    task: str
     modules: tuple[str, ...]
     losses: tuple[str, ...]
     ignored: frozenset[str]
@@ -45,14 +46,25 @@ _PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_lev
 
 KINDS = {
     "panoptic": Kind(
+        "panoptic-segmentation",
         ("body", "rpn_head", "roi_head", "sem_head"),
         (*_DETECTION, "roi_msk_loss", "sem_loss"),
         _ALWAYS | {"sem.out_channels", "sem.dilations"},
     ),
-    "instance_seg": Kind(("body", "rpn_head", "roi_head"), (*_DETECTION, "roi_msk_loss"), _ALWAYS | _FUSION | {"sem"}),
-    "detection": Kind(("body", "rpn_head", "roi_head"), _DETECTION, _ALWAYS | _FUSION | _MASKS | {"sem"}),
+    "instance_seg": Kind(
+        "instance-segmentation",
+        ("body", "rpn_head", "roi_head"),
+        (*_DETECTION, "roi_msk_loss"),
+        _ALWAYS | _FUSION | {"sem"},
+    ),
+    "detection": Kind(
+        "object-detection", ("body", "rpn_head", "roi_head"), _DETECTION, _ALWAYS | _FUSION | _MASKS | {"sem"}
+    ),
     "semantic": Kind(
-        ("body", "head", "cls"), ("sem_loss",), _ALWAYS | _FUSION | _PYRAMID | {"general.score_threshold"}
+        "semantic-segmentation",
+        ("body", "head", "cls"),
+        ("sem_loss",),
+        _ALWAYS | _FUSION | _PYRAMID | {"general.score_threshold"},
     ),
 }
 """The kinds by the name in `[general] kind`; the first is the default."""
@@ -77,4 +89,4 @@ def kind_of_network(kind: str, network: str) -> Kind:
     """Return the modules, losses and ignored keys of a kind for the network of `[general] network`."""
     if network == SEAMLESS:
         return KINDS[kind]
-    return Kind((WHOLE,), (), KINDS[kind].ignored | _OF_SEAMLESS)
+    return Kind(KINDS[kind].task, (WHOLE,), (), KINDS[kind].ignored | _OF_SEAMLESS)

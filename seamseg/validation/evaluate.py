@@ -19,7 +19,7 @@ from seamseg.utils.output import echo, warn
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.folder import EvaluationWriter
 from seamseg.validation.options import EvaluationOptions
-from seamseg.validation.validator import SCORERS, InstanceScorer, Validator
+from seamseg.validation.validator import InstanceScorer, Validator, scorer_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None 
             # as in the COCO results of `predict`; by default all detections count
             validator = replace(validator, least_score=options.score_threshold or 0.0)
         mapping = _class_mapping(opened, validator.metadata, str(data), options.class_table)
-        mapped = None if mapping is None else mapping.mapped_classes(SCORERS[opened.kind] is InstanceScorer)
+        mapped = None if mapping is None else mapping.mapped_classes(scorer_of(opened.kind) is InstanceScorer)
         if mapped is not None and mapped.missing and world.is_main:
             missing = f"{len(mapped.missing)} of {len(mapped.sources)} classes: {', '.join(mapped.missing)}"
             text = f"{data}: {opened.name} has no class for {missing}; they count as missed where they occur"
@@ -96,7 +96,7 @@ def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None 
 def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptions) -> None:
     """Raise InputError if a model cannot be scored, or an option has no effect on its scores."""
     kind = opened.kind
-    if kind not in SCORERS:
+    if scorer_of(kind) is None:
         raise InputError(f"{model}: a model of kind {kind} has no evaluation on a data set folder")
     if not split:
         raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with `split=NAME`")
@@ -115,7 +115,7 @@ def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
 def _class_mapping(opened: OpenedModel, classes: Metadata, data: str, table: str | Path | None) -> ClassMapping | None:
     """Return the mapping of a table to the classes of a data set; None without a table, after checking the classes."""
     if table is not None:
-        given, only_things = ClassTable(classes, str(table), "class_table"), SCORERS[opened.kind] is InstanceScorer
+        given, only_things = ClassTable(classes, str(table), "class_table"), scorer_of(opened.kind) is InstanceScorer
         return ClassMapping.of(given, opened.metadata, opened.name, only_things)
     check_same_classes(opened.metadata, opened.name, classes, data)
     return None

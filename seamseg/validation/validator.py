@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.queries import ranked_by_masks
+from seamseg.inference.results import result_of
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections, choose_detections
 from seamseg.inference.results.panoptic import Panoptic
@@ -106,9 +107,9 @@ class Validator:
         InputError if the data set or the split is missing or broken, pycocotools is needed and missing, or a semantic
         network is to be scored as the original, which does not score them.
         """
-        if legacy and SCORERS[config.kind] is SemanticScorer:
+        scorer = scorer_of(config.kind)
+        if legacy and scorer is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
-        scorer = SCORERS[config.kind]
         if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
             require_pycocotools()
         size = size or input_size(config)
@@ -197,7 +198,7 @@ class Validator:
         failed: list[SeamsegError] | None = None,
     ) -> tuple[Scorer, CustomMetrics]:
         """Predict and compare the images of this process; report those that fail in `failed`, or raise for None."""
-        scorer = SCORERS[self.config.kind](self, predictor)
+        scorer: Scorer = scorer_of(self.config.kind)(self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
         groups = equal_size_batches(items, self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling)
 
@@ -226,7 +227,7 @@ class Validator:
     @property
     def map_only(self) -> bool:
         """Whether only panoptic maps are scored, see :attr:`Predictor.map_only`: no AP, no custom metrics."""
-        panoptic = SCORERS[self.config.kind] is PanopticScorer
+        panoptic = scorer_of(self.config.kind) is PanopticScorer
         return panoptic and not self.config.general.eval_coco and not any(self.config.components("metric"))
 
     @property
@@ -289,6 +290,7 @@ class PanopticScorer:
     At native size; with `legacy` at the size of the network, as in the original. The counts are integers.
     """
 
+    result = Panoptic
     gathered = False
 
     def __init__(self, validator: Validator, predictor: Predictor[Panoptic]) -> None:
@@ -337,6 +339,7 @@ class InstanceScorer:
     and `seamseg predict --format coco-results`.
     """
 
+    result = Detections
     gathered = True
 
     def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
@@ -371,6 +374,7 @@ class InstanceScorer:
 class SemanticScorer:
     """IoU of the class maps at native size; groups (crowds) count as pixels of their class."""
 
+    result = SemanticMap
     gathered = False
 
     def __init__(self, validator: Validator, predictor: Predictor[SemanticMap]) -> None:
@@ -400,13 +404,12 @@ class SemanticScorer:
         return SemanticScores(confusion.miou(), confusion.accuracy(), classes, n_images=n_images)
 
 
-SCORERS: dict[str, Callable[[Validator, Predictor[Any]], Scorer]] = {
-    "panoptic": PanopticScorer,
-    "instance_seg": InstanceScorer,
-    "detection": InstanceScorer,
-    "semantic": SemanticScorer,
-}
-"""The :class:`Scorer` of each kind of network."""
+SCORERS = (PanopticScorer, InstanceScorer, SemanticScorer)
+
+
+def scorer_of(kind: str) -> Any:
+    """Return the class of the :class:`Scorer` of a kind of network; None if it is not scored on a data set."""
+    return next((scorer for scorer in SCORERS if scorer.result is result_of(kind)), None)
 
 
 def _skip(error: SeamsegError, failed: list[SeamsegError]) -> None:

@@ -108,16 +108,7 @@ def format_rows(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def export_model(options: ExportOptions) -> ExportReport:
-    """Export a trained model, and compare the file with the network.
-
-    Raises
-    ------
-    InputError
-        if the ending is unknown, the file exists, a package is missing, an option does not fit the model, or the model
-        is broken
-    SeamsegError
-        if the file cannot be written; OutOfMemory if the memory does not suffice
-    """
+    """Export a trained model, and compare the file with the network; see :func:`seamseg.export`."""
     model, path = options.model, Path(options.out)
     chosen = check_target(path, options)
     found = local_model(model)
@@ -141,7 +132,7 @@ def export_model(options: ExportOptions) -> ExportReport:
 
 
 def check_target(path: Path, options: ExportOptions) -> Format:
-    """Return the format of a file to write; errors as of :func:`export_model`."""
+    """Return the format of a file to write; InputError if it exists, or an option does not fit its format."""
     chosen = FORMATS.get(path.suffix)
     if chosen is None:
         raise InputError(f"{path}: its ending decides the format: {' or '.join(FORMATS)}")
@@ -267,7 +258,7 @@ def _compared_inputs(
 
 
 def _calibration_images(source: ExportSource, options: ExportOptions) -> list[Path]:
-    """Return the images to calibrate an int8 file with; errors as of :func:`export_model`."""
+    """Return the images to calibrate an int8 file with."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
 from seamseg.checkpoints.foreign import is_foreign
@@ -27,7 +26,9 @@ from seamseg.checkpoints.snapshot import network_state
 from seamseg.checkpoints.weights_file import write_weights
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
-from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.inference.images import input_size
+from seamseg.inference.results import result_of
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import PARTIAL, cannot_write, refuse_existing, write_atomically, write_json
@@ -49,13 +50,21 @@ class ConversionOptions:
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """Content of a folder: weights by name or part; the classes of a classifier are things without colours."""
+    """Content of a folder, and facts for its model card.
+
+    `weights` are by name or part, `files` texts by name of the file. The classes of a classifier are things without
+    colours. `network` is a table; `use` and `command` are lines of Python and of a shell, in which `{}` is the model.
+    """
 
     kind: str
-    config: Config | ClassifierConfig
+    task: str
     metadata: Metadata
     weights: Mapping[str, Any]
     licence: str
+    files: Mapping[str, str]
+    network: Mapping[str, str]
+    use: str
+    command: str
 
     @property
     def num_parameters(self) -> int:
@@ -70,23 +79,10 @@ def convert_model(
 ) -> ConvertedModel:
     """Write a trained model as a folder that loads without a pickle, wherever the model does.
 
-    The tensors are those that inference uses, unchanged: of a model with a moving average that average.
-
-    Parameters
-    ----------
-    model : see :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its folder, or its checkpoint with
-        `config`
-    out : folder to write: `model.safetensors`, `metadata.json` and `config.ini`; for a classifier `config.json` and
-        `classes.json`
-    options : licence, configuration and classes
-
-    Raises
-    ------
-    InputError
-        if the model is missing, broken, or does not match its configuration, safetensors is not installed, or the
-        folder holds another model
-    SeamsegError
-        if the folder cannot be written
+    The tensors are those that inference uses, unchanged: of a model with a moving average that average. A classifier is
+    given by its folder, or by its checkpoint with `config`. The folder gets `model.safetensors`, `metadata.json` and
+    `config.ini`; of a classifier `config.json` and `classes.json`. InputError if the model is broken or does not match
+    its configuration, or the folder holds another model.
     """
     folder, path = Path(out), local_model(model)
     if is_exported(path):
@@ -119,13 +115,9 @@ def filling(folder: Path) -> Iterator[Path]:
 
 def _write(made: ConvertedModel, folder: Path) -> None:
     write_weights(folder / WEIGHTS_NAME, made.weights)
-    if isinstance(made.config, Config):
-        write_atomically(folder / CONFIG_NAME, config_to_string(made.config).encode())
-        classes = metadata_header(made.metadata)
-    else:
-        write_json(folder / CLASSIFIER_CONFIG_NAME, made.config.to_json(), indent=2)
-        write_json(folder / CLASSIFIER_CLASSES_NAME, made.metadata.categories, indent=1)
-        classes = {"categories": made.metadata.categories}
+    for name, text in made.files.items():
+        write_atomically(folder / name, text.encode())
+    classes = metadata_header(made.metadata) if made.metadata.palette else {"categories": made.metadata.categories}
     statement = {"format": STATEMENT_FORMAT, "version": __version__, "kind": made.kind, "licence": made.licence}
     write_json(folder / CLASSES_NAME, statement | classes, indent=1)
 
@@ -150,8 +142,26 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))
-    classes, licence = opened.metadata.without_images(), options.licence or opened.licence
-    return ConvertedModel(config.kind, config, classes, network_state(net), licence)
+    return ConvertedModel(
+        kind=config.kind,
+        task=config.parts_of_kind.task,
+        metadata=opened.metadata.without_images(),
+        weights=network_state(net),
+        licence=options.licence or opened.licence,
+        files={CONFIG_NAME: config_to_string(config)},
+        network=network_facts(config),
+        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {result_of(config.kind).__name__}',
+        command="seamseg predict {} photos/ out/",
+    )
+
+
+def network_facts(config: Config) -> dict[str, str]:
+    """Return the rows of the table of a network in its card."""
+    loading, found = config.dataloader, input_size(config)
+    size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
+    if found.longest_size is not None:
+        size = f"longest side {found.longest_size} pixels"
+    return {"backbone": config.body.body, "input": size, "mean": str(loading.rgb_mean), "std": str(loading.rgb_std)}
 
 
 def _classifier(path: Path, config: str | Path, options: ConversionOptions) -> ConvertedModel:
@@ -160,8 +170,25 @@ def _classifier(path: Path, config: str | Path, options: ConversionOptions) -> C
         raise InputError(f"{given} has no effect on a classifier")
     settings = load_classifier_config(config)
     names = class_names(path, settings)
-    state: dict[str, Tensor] = load_classifier(config, weights_at(path), "cpu").state_dict()
     stated = (path if path.is_dir() else path.parent) / CLASSES_NAME
-    licence = options.licence or (str(read_statement(stated).get("licence", "")) if stated.is_file() else "")
-    metadata = Metadata(0, len(names), names, [], [])
-    return ConvertedModel(CLASSIFICATION, settings, metadata, state, licence)
+    sizes = settings.input
+    scale = f"shorter side {sizes.scale_val}, " if sizes.scale_val > 0 else ""
+    return ConvertedModel(
+        kind=CLASSIFICATION,
+        task="image-classification",
+        metadata=Metadata(0, len(names), names, [], []),
+        weights=load_classifier(config, weights_at(path), "cpu").state_dict(),
+        licence=options.licence or (str(read_statement(stated).get("licence", "")) if stated.is_file() else ""),
+        files={
+            CLASSIFIER_CONFIG_NAME: json.dumps(settings.to_json(), indent=2) + "\n",
+            CLASSIFIER_CLASSES_NAME: json.dumps(names, indent=1) + "\n",
+        },
+        network={
+            "backbone": settings.network.arch,
+            "input": f"{scale}centre crop {sizes.crop_val} pixels",
+            "mean": str(sizes.mean),
+            "std": str(sizes.std),
+        },
+        use='net = seamseg.classifier("{}")  # images N x 3 x H x W, normalised -> logits',
+        command="seamseg export {} classifier.onnx",
+    )

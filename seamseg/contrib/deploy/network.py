@@ -36,15 +36,12 @@ from seamseg.utils.output import quiet_logs
 class ExportNet(nn.Module):
     """A network for export with its normalisation: `uint8` images in, outputs of fixed sizes out.
 
-    Build it with :func:`export_net`. The order of the outputs is that of
-    :attr:`seamseg.maps.formats.exported.ExportedMetadata.outputs`.
-
-    Parameters
-    ----------
-    net : folded network in evaluation mode, see :func:`seamseg.models.folding.for_inference`; its layers are shared
-    mean, std : mean and standard deviation of the three channels, for values in 0..1
-    standard_ops : use operators that other engines have, too, where results are equal; otherwise those of this package
+    Build it with :func:`export_net`, from a folded network in evaluation mode, whose layers are shared; `mean` and
+    `std` are for values in 0..1. With `standard_ops` it has operators of other engines instead of ours, where results
+    are equal. `output_names` are in the order of :attr:`seamseg.maps.formats.exported.ExportedMetadata.outputs`.
     """
+
+    output_names: tuple[str, ...]
 
     def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], standard_ops: bool = False) -> None:
         super().__init__()
@@ -57,11 +54,6 @@ class ExportNet(nn.Module):
             self.register_buffer(name, torch.tensor(list(values), dtype=torch.float32)[:, None, None])
         # divided by a tensor, as in the eager path, not multiplied by the inverse
         self.register_buffer("white", torch.tensor(255.0))
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in order."""
-        raise NotImplementedError
 
     def normalise(self, image: Tensor, size: Tensor) -> Tensor:
         """Return the input of the network for an image `1 x 3 x H x W` uint8; beyond `size` (int64 `2`) it is 0."""
@@ -97,13 +89,8 @@ class DetectionExport(ExportNet):
         self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
         for i, stride in enumerate(net.options.anchors.strides):
             self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in order."""
-        masks = ("mask_logits",) * self.net.roi_head.with_masks
-        classmap = ("classmap",) * (self.net.sem_head is not None)
-        return ("boxes", "classes", "scores", *masks, "count", *classmap, *self.net.map_formats)
+        masks, classmap = ("mask_logits",) * net.roi_head.with_masks, ("classmap",) * (net.sem_head is not None)
+        self.output_names = ("boxes", "classes", "scores", *masks, "count", *classmap, *net.map_formats)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -230,11 +217,9 @@ class WholeExport(ExportNet):
 
     net: WholeNetwork
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in order."""
-        ids = ("ids",) * self.net.predicts_ids
-        return (*OUTPUTS[self.net.kind], *self.net.map_formats, *ids)
+    def __init__(self, net: WholeNetwork, *arguments: Any, **options: Any) -> None:
+        super().__init__(net, *arguments, **options)
+        self.output_names = (*OUTPUTS[net.kind], *net.map_formats, *("ids",) * net.predicts_ids)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -266,14 +251,14 @@ class DenseExport(ExportNet):
 
     net: PanopticNet | SemanticNet
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in order."""
-        if isinstance(self.net, SemanticNet):
-            return ("semantic_logits",)
-        fpn, semantic = self.net.body.fpn, ("semantic_logits",) * (self.net.sem_head is not None)
+    def __init__(self, net: PanopticNet | SemanticNet, *arguments: Any, **options: Any) -> None:
+        super().__init__(net, *arguments, **options)
+        if isinstance(net, SemanticNet):
+            self.output_names = ("semantic_logits",)
+            return
+        fpn, semantic = net.body.fpn, ("semantic_logits",) * (net.sem_head is not None)
         levels = (f"level{i}" for i in range(len(fpn.output) + fpn.extra_scales))
-        return (*levels, "obj_logits", "bbx_logits", *semantic)
+        self.output_names = (*levels, "obj_logits", "bbx_logits", *semantic)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
@@ -298,10 +283,7 @@ class ClassifierExport(ExportNet):
 class QueryNet(nn.Module):
     """A network of transformers on the CPU, in float32, changed so that it can be traced.
 
-    Raises
-    ------
-    InputError
-        if its masked attention is not switched off at the end of the training, as it must be; it names the model `name`
+    InputError, about the model `name`, if its masked attention was not switched off at the end of the training.
     """
 
     def __init__(self, network: TransformersNetwork, name: str) -> None:

@@ -35,10 +35,8 @@ from seamseg.utils.errors import InputError
 class ExportSource:
     """A trained network that is exported, folded and in evaluation mode.
 
-    Attributes
-    ----------
-    size : `(height, width)` of the input of a file of fixed size by default
-    input_size : function from images to the network's input; None for a classifier
+    `size` is `(height, width)` of the input of a file of fixed size by default, `input_size` the scaling of images to
+    the network's input; None for a classifier.
     """
 
     net: nn.Module
@@ -74,7 +72,7 @@ def check_foreign(path: Path, options: ExportOptions) -> None:
 
 
 def open_source(path: Path, options: ExportOptions) -> ExportSource:
-    """Open a trained model for export; errors as of :func:`seamseg.contrib.deploy.export.export_model`."""
+    """Open a trained model for export."""
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
     classifier = None if is_foreign(path) else classifier_config(path, options.config)

@@ -26,16 +26,10 @@ _NOTHING = np.zeros(0, np.float32)
 
 
 class ExportedNetwork(InferenceNetwork):
-    """A network in an exported file.
+    """A network in an exported file, named `name` in messages, which a session runs.
 
-    Parameters
-    ----------
-    session : :class:`seamseg.contrib.exported.onnx_engines.OnnxSession` or
-        :class:`seamseg.contrib.exported.package.PackageSession`
-    name : name of the file, for messages
-    exported : what the file states about the network
-    nms_threshold : NMS threshold (IoU) of its detections; None for a network without detections
-    probabilities : return the probability of the class of each pixel, too
+    `nms_threshold` is the IoU of its detections, None for a network without; `probabilities` adds the probability of
+    the class of each pixel to the maps.
     """
 
     def __init__(
@@ -66,15 +60,7 @@ class ExportedNetwork(InferenceNetwork):
             self.tiles_problem = f"{name} was exported for inputs of {size}: for tiles export it without a size"
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
-        """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
-
-        Raises
-        ------
-        OutOfMemory
-            if the memory does not suffice
-        SeamsegError
-            if the engine fails
-        """
+        """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one."""
         return [self._run(image) for image in images]
 
     def _run(self, image: np.ndarray) -> ArrayPrediction:
@@ -142,15 +128,8 @@ class ExportedNetwork(InferenceNetwork):
 class ExportedModel:
     """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
-    Parameters
-    ----------
-    model, device, config, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
-
-    Raises
-    ------
-    InputError
-        if the file is missing, truncated, of another version or no exported network, an option cannot be changed after
-        the export, or onnxruntime is not installed
+    InputError if the file is no whole exported network, an option cannot be changed after the export, or the engine is
+    not installed.
     """
 
     def __init__(

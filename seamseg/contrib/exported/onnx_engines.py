@@ -33,13 +33,8 @@ Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], list[np.ndarray]]
 class OnnxSession:
     """An opened ONNX file.
 
-    Attributes
-    ----------
-    run : see :data:`Run`
-    exported : what the file states about its network
-    outputs : names of the outputs of its graph
-    device : device that it runs on
-    integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not report them
+    `run` is a :data:`Run`; `outputs` are the names of the outputs of the graph, `integer_layers` the number of
+    convolutions and linear layers that the engine computes in int8, None if it does not report them.
     """
 
     uses_torch = False
@@ -58,16 +53,7 @@ _EXTERNAL = b"\n\x08location\x12"
 def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
     """Open an ONNX file written by `seamseg export`, from its bytes: no other file is read.
 
-    Parameters
-    ----------
-    path : path of the file
-    device : "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO as "openvino:GPU"
-
-    Raises
-    ------
-    InputError
-        if the engine is not installed or does not have the device, or the file is missing, damaged, has data in other
-        files, or was not written by `seamseg export`
+    `device` is "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO "openvino:GPU".
     """
     engine, _, part = device.partition(":")
     if engine == OPENVINO:
@@ -174,10 +160,7 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
 class OpenvinoRun:
     """Runs a network that OpenVINO has compiled, for one caller at a time; its errors are RuntimeErrors.
 
-    Parameters
-    ----------
-    compiled : the network
-    recompile : compiles it again
+    `recompile` compiles the network again.
     """
 
     def __init__(self, compiled: Any, recompile: Callable[[], Any]) -> None:

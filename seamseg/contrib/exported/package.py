@@ -56,21 +56,9 @@ def _stated(path: Path) -> dict[str, Any]:
 class PackageSession:
     """A package that is loaded, with the interface of :class:`seamseg.contrib.exported.onnx_engines.OnnxSession`.
 
-    Parameters
-    ----------
-    path : path of the package
-    device : "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for. Without an
-        index the GPU of the local rank of the launcher
-
-    Attributes
-    ----------
-    exported : what the package states about the network
-    device : device that it runs on
-
-    Raises
-    ------
-    InputError
-        if it is no package of this project, or was compiled for another device, CPU or version of PyTorch
+    `device` is "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for. Without an
+    index it is the GPU of the local rank of the launcher. InputError if it is no package of this project, or was
+    compiled for another device, CPU or a later PyTorch.
     """
 
     uses_torch = True
@@ -103,19 +91,9 @@ class PackageSession:
             raise InputError(f"{path}: this PyTorch ({torch.__version__}) cannot load the package: {reason}") from error
 
     def run(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the network.
+        """Return outputs by their names, for `image` and, unless it is a classifier, `size`.
 
-        Parameters
-        ----------
-        names : names of the outputs to return
-        inputs : `image` and, unless it is a classifier, `size`; see `seamseg/contrib/deploy/network.py`
-
-        Raises
-        ------
-        InputError
-            if the inputs do not fit the network: its code does not check them
-        RuntimeError
-            if the memory does not suffice
+        InputError if the image does not fit the network, RuntimeError if the memory does not suffice.
         """
         import torch
 
@@ -156,12 +134,9 @@ def _temporary_folder(owner: object) -> Iterator[None]:
 
 
 def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a package compiled here needs to run, for the `extra` of its metadata.
+    """Return what a package compiled here, for "cpu" or "cuda", needs to run: the `extra` of its metadata.
 
-    Parameters
-    ----------
-    device : type that it is compiled for, "cpu" or "cuda"
-    features : required features of the CPU, see :func:`missing_features`
+    `features` are required features of the CPU, see :func:`missing_features`.
     """
     import torch
 

@@ -38,13 +38,10 @@ _ALIASES_OF_VISTAS = {
 
 @dataclass(frozen=True)
 class NetworkClasses:
-    """The classes of a network.
+    """The classes of a network: stuff first, then things.
 
-    Attributes
-    ----------
-    metadata : stuff first, then things
-    columns : index of the class of each column of the network's class scores; None for a column that no class has
-    data_set : name of the known list, a key of :func:`known_lists`; empty for others
+    `columns` has the index of the class of each column of the network's class scores, None for a column that no class
+    has; `data_set` is the name of the known list, a key of :func:`known_lists`, empty for others.
     """
 
     metadata: Metadata
@@ -57,15 +54,9 @@ class NetworkClasses:
         return np.array([index for index in self.columns if index is not None], np.int64)
 
     def used_logits(self, scores: Tensor) -> Tensor:
-        """Return the logits of the columns that are classes; others count as no object.
+        """Return the logits of the classes :attr:`used`, `... x (C + 1)`, of scores `... x (columns + 1)`.
 
-        Parameters
-        ----------
-        scores : `... x (columns + 1)`, the last one of "no object"
-
-        Returns
-        -------
-        `... x (C + 1)`, the first ones of the classes :attr:`used`
+        The last one is that of "no object", which columns without a class add to.
         """
         columns = range(len(self.columns))
         used = [column for column in columns if self.columns[column] is not None]
@@ -105,19 +96,10 @@ class ClassNames:
 
 
 def identify(names: Sequence[str], source: str, file: str | Path | None = None) -> NetworkClasses:
-    """Identify the classes of a network.
+    """Identify the classes of a network by the names of its columns; `LABEL_n` or `N/A` is a column without a name.
 
-    Parameters
-    ----------
-    names : one a column; `LABEL_n` or `N/A` if the column has no name
-    source : the network, for errors
-    file : class list, `metadata.bin` or JSON with COCO categories that describes them, instead of a known list
-
-    Raises
-    ------
-    InputError
-        if there are too many, one has no name, two have the same, the file has other ones, or it is unknown which are
-        things
+    `source` names the network in errors. `file`, a class list, `metadata.bin` or JSON with COCO categories, describes
+    the classes in place of a known list. InputError if it has others, or it is unknown which classes are things.
     """
     used = [column for column, name in enumerate(names) if not _UNUSED.fullmatch(name.strip())]
     named = [names[column] for column in used]

@@ -8,22 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Family:
-    """Networks of one class of transformers.
+    """Networks of one class of transformers, `model_class`.
 
     Attributes
     ----------
-    model_class : name of the class
-    multiple : size divisibility: height and width of the input are multiples of it. An image is padded to such a size
-        at the bottom and right, with zeros after the normalisation
-    square : the input has the side `image_size` of its configuration: images are scaled to fit, and padded with black
+    multiple : an image is padded at the bottom and right to multiples of it, with zeros after the normalisation
+    square : images are scaled to the side `image_size` of the configuration, and padded with black
     task : text whose tokens are a further input; empty for none
-    class_logits, mask_logits : names of the outputs
     pixel_mask : the network takes `pixel_mask`, `1 x H x W`, 1 for pixels that are not padding
-    mask_annealing_buffer : name of the buffer with the probability, for each layer, that its attention is masked; the
-        training lowers it to 0. Empty if the network has none
+    mask_annealing_buffer : buffer with the probability, for each layer, that its attention is masked; the training
+        lowers it to 0. Empty if the network has none
     export_problem : why a network cannot be exported; empty if it can
-    score_threshold : score threshold of the authors for the panoptic map
-    score_thresholds : theirs for data sets where it is another one
+    score_threshold, score_thresholds : threshold of the authors for the panoptic map, and others by data set
     """
 
     model_class: str

@@ -15,15 +15,7 @@ from seamseg.maps.predictions import InferenceNetwork
 
 
 class ForeignNetwork(InferenceNetwork):
-    """A network on a device.
-
-    Parameters
-    ----------
-    net : network in evaluation mode; is moved to `device`
-    normalise : conversion of bytes to the network's input
-    device : device to compute on
-    dtype : dtype to compute in
-    """
+    """A network in evaluation mode, which is moved to a device and computes in `dtype`."""
 
     def __init__(self, net: nn.Module, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> None:
         self.net = net.to(device)
@@ -41,20 +33,7 @@ class ForeignNetwork(InferenceNetwork):
 
 
 def neutral_config(kind: str, keys: Mapping[str, object], name: str, options: InferenceOptions) -> Config:
-    """Return a configuration with the settings of a network of another library; it is scored on the split val.
-
-    Parameters
-    ----------
-    kind : kind of the network
-    keys : `section.key` with their values
-    name : name of the model, for errors
-    options : their overrides are applied
-
-    Raises
-    ------
-    InputError
-        if an override is malformed or has no effect
-    """
+    """Return a configuration with the settings, `section.key`, of a network of another library; its split is val."""
     options.check_overrides(("general", "dataloader"), f"has no effect on {name}, which is no network of seamseg")
     texts: dict[str, list[str]] = {}
     for key, value in {**keys, "dataloader.val_set": "val"}.items():

@@ -41,14 +41,7 @@ _LAST_LAYER = "roi_heads.box_predictor.cls_score.bias"
 
 
 class TorchvisionNetwork(ForeignNetwork):
-    """A detector of torchvision.
-
-    Parameters
-    ----------
-    net, normalise, device, dtype : see :class:`seamseg.contrib.foreign.foreign_network.ForeignNetwork`
-    kind : kind of the network
-    classes : class of each label, from the first thing; -1 for a label that no class has
-    """
+    """A detector of torchvision; `classes` has the class of each label, from the first thing, -1 for none."""
 
     net: Any  # a class of torchvision
 
@@ -99,19 +92,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 
 class TorchvisionModel:
-    """A detector of torchvision that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
-
-    Parameters
-    ----------
-    model, device, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
-
-    Raises
-    ------
-    InputError
-        if there is no such network, or its weights are missing, broken or of another network, or its classes unknown
-    SeamsegError
-        if the weights cannot be downloaded
-    """
+    """A detector of torchvision that is opened; see :class:`seamseg.inference.predictor.OpenedModel`."""
 
     reference: InputSize | None = None
 

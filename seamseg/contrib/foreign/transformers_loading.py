@@ -26,13 +26,7 @@ _SPARE_BYTES = 400_000_000
 
 
 def load_network(folder: Path, family: Family) -> nn.Module:
-    """Build a network and load its weights, on the CPU in float32.
-
-    Raises
-    ------
-    InputError
-        if the configuration is invalid, or the weights are missing, damaged, incomplete or of another network
-    """
+    """Build a network and load its weights, on the CPU in float32."""
     with quiet() as transformers:
         model_class = getattr(transformers, family.model_class)
         content = read_json(folder / TRANSFORMERS_CONFIG_NAME)
@@ -70,13 +64,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
 
 
 def task_tokens(folder: Path, task: str, length: int) -> Tensor:
-    """Return the token ids of a task, `1 x length`, zero after the text.
-
-    Raises
-    ------
-    InputError
-        if the tokenizer is missing or damaged
-    """
+    """Return the token ids of a task, `1 x length`, zero after the text."""
     with quiet() as transformers:
         if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
             raise InputError(

@@ -45,13 +45,8 @@ _LARGEST_MEAN = 1e6
 class TransformersNetwork(ForeignNetwork):
     """A network of transformers.
 
-    Parameters
-    ----------
-    net, normalise, device, dtype : see :class:`seamseg.contrib.foreign.foreign_network.ForeignNetwork`
-    family : family of the network
-    classes : classes of the columns of its class scores
-    side : side of its square input in pixels; None if its size is free
-    tokens : tokens of its task; None for none
+    `classes` are those of the columns of its class scores. `side` is that of its square input in pixels, None if its
+    size is free; `tokens` are the tokens of its task, None for none.
     """
 
     kind = "panoptic"
@@ -77,10 +72,7 @@ class TransformersNetwork(ForeignNetwork):
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8; images of equal size are one batch, so that none is padded.
 
-        Raises
-        ------
-        SeamsegError
-            if the network has other outputs than its configuration states, or they are not finite
+        SeamsegError if they are not those that the configuration states, or not finite.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, image in enumerate(images):
@@ -132,15 +124,10 @@ class TransformersNetwork(ForeignNetwork):
 
 
 def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Tensor], square: bool) -> Tensor:
-    """Return the network's input, `N x 3 x H x W` float32, of padded images, whatever the padding holds.
+    """Return the network's input, `N x 3 x H x W` float32, of padded images `N x 3 x H x W` uint8.
 
-    Parameters
-    ----------
-    images : `N x 3 x H x W` uint8, RGB
-    valid : which pixels are no padding, bool `H x W`
-    normalise : conversion of bytes to the values of the input
-    square : see :class:`seamseg.contrib.foreign.families.Family`: the padding is black, for others 0 after the
-        normalisation
+    Whatever the padding holds, where `valid` (`H x W`) is False: it becomes black if the network is `square`, see
+    :class:`seamseg.contrib.foreign.families.Family`, otherwise 0 after the normalisation.
     """
     if square:
         return normalise(torch.where(valid, images, 0))
@@ -150,20 +137,8 @@ def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Te
 class TransformersModel:
     """A folder of transformers that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
-    Parameters
-    ----------
-    model, device, meta, options : see :func:`seamseg.inference.predictor.open_for_inference`
-
-    Attributes
-    ----------
-    family : family of the network
-    side : side of its square input in pixels; None if its size is free
-    licence : licence of the weights, as the model card states it; empty if it does not
-
-    Raises
-    ------
-    InputError
-        if it is not a panoptic network of a known family, needs code of its own, or its classes are not known
+    `side` is that of the square input in pixels, None if its size is free; `licence` is as the model card states it.
+    InputError if it is not a panoptic network of a known family, needs code of its own, or its classes are not known.
     """
 
     kind = "panoptic"
@@ -227,19 +202,9 @@ class TransformersModel:
 def export_size(
     family: Family, side: int | None, name: str, size: tuple[int, int] | None, usual: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the `(height, width)` of the input of an export; no weights are read.
+    """Return the `(height, width)` of the input of an export: `size`, else the square of `side`, else `usual`.
 
-    Parameters
-    ----------
-    family, side : family of the network, and side of its square input in pixels
-    name : name of the model, for errors
-    size : size that the user chose; None for the square, or else `usual`
-    usual : default size for images twice as wide as high
-
-    Raises
-    ------
-    InputError
-        if the network cannot be exported, or not at this size
+    InputError, about the model `name`, if the network cannot be exported, or not at this size; no weights are read.
     """
     if family.export_problem:
         raise InputError(f"{name}: cannot be exported: {family.export_problem}")

@@ -58,6 +58,8 @@ class ImageResult(ABC):
     options : options of :class:`seamseg.inference.options.InferenceOptions` that only some results depend on, and this
         one does
     counted : what :meth:`counts` counts: segments, detections or classes
+    main_score : key of the main score of such networks in the JSON of an evaluation
+    has_ids : whether each pixel has one segment or class at most, see :meth:`id_png`
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None if it is not kept
     source : path or copy of the image, if it is kept
@@ -68,6 +70,8 @@ class ImageResult(ABC):
     kinds: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     counted: ClassVar[str]
+    main_score: ClassVar[str]
+    has_ids: ClassVar[bool] = False
     metadata: Metadata
     prediction: ArrayPrediction | None = None
     source: SourceImage = None
@@ -108,6 +112,25 @@ class ImageResult(ABC):
     @abstractmethod
     def to_coco(self, image_id: int | str = 0) -> Any:
         """Return the result in the COCO format of its kind."""
+
+    @abstractmethod
+    def entries(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return class index and JSON of each segment, object or class.
+
+        The JSON has `category_id`, `class`, `score`, and `bbox` `[x, y, width, height]` and `area` in pixels; in a
+        panoptic map also `id`, that of :meth:`id_png`; of a classifier no `bbox` and `area`. Crowds are void.
+        """
+
+    def index_map(self, shape: tuple[int, int]) -> np.ndarray:
+        """Return the number of the entry of each pixel, from 1, int32, at `(height, width)`; 0 for void.
+
+        Of overlapping objects the one of the highest score is on top, or without masks the smallest box.
+        """
+        return np.zeros(shape, np.int32)
+
+    def id_png(self) -> bytes:
+        """Return the id image (R + 256 G + 65536 B) of a panoptic map, or class indices with a palette, as a PNG."""
+        raise NotImplementedError
 
     def with_image(self: R, image: SourceImage, prediction: ArrayPrediction | None = None) -> R:
         """Return the result with its image, and with a copy of the output of the network."""

@@ -37,6 +37,7 @@ class Classification(ImageResult):
 
     kinds = ("classification",)
     counted = "classes"
+    main_score = "top1"
     probabilities: np.ndarray
     image_size: tuple[int, int]
 
@@ -99,6 +100,10 @@ class Classification(ImageResult):
     def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
         """Return the most probable classes as entries with `image_id`, `category_id` and `score`."""
         return [{"image_id": image_id, "category_id": k, "score": share} for _, k, _, share in self.shares()]
+
+    def entries(self) -> list[tuple[int, dict[str, Any]]]:
+        """See :meth:`seamseg.inference.results.base.ImageResult.entries`: the most probable classes."""
+        return [(c, {"category_id": c, "class": name, "score": share}) for name, c, _, share in self.shares()]
 
     def to_fiftyone(self) -> dict[str, Any]:
         """See :meth:`seamseg.inference.results.base.ImageResult.to_fiftyone`."""

@@ -20,6 +20,7 @@ from seamseg.inference.results.base import (
 )
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_detections
@@ -105,6 +106,7 @@ class Detections(ImageResult, Sequence[Detection]):
     kinds = ("instance_seg", "detection")
     options = ("score_threshold",)
     counted = "detections"
+    main_score = "box.AP"
     detections: list[Detection]
     image_size: tuple[int, int]
     has_masks: bool
@@ -243,6 +245,28 @@ class Detections(ImageResult, Sequence[Detection]):
                 entry["segmentation"] = {"size": list(d.size), "counts": counts}
             entries.append(entry)
         return entries
+
+    def entries(self) -> list[tuple[int, dict[str, Any]]]:
+        """See :meth:`seamseg.inference.results.base.ImageResult.entries`; masks are `segmentation`, as run lengths."""
+        found = []
+        for d, entry in zip(self, self.to_coco(), strict=True):
+            del entry["image_id"]
+            found.append((d.category, {"category_id": d.category, "class": d.name, **entry, "area": d.area}))
+        return found
+
+    def index_map(self, shape: tuple[int, int]) -> np.ndarray:
+        """See :meth:`seamseg.inference.results.base.ImageResult.index_map`."""
+        ids = np.zeros(self.size, np.int32)
+        rank = self.scores if self.has_masks else [-d.area for d in self]
+        for k in np.argsort(rank, kind="stable").tolist():
+            d = self[k]
+            if d.crop is not None:
+                (y, x), (height, width) = d.corner, d.crop.shape
+                ids[y : y + height, x : x + width][d.crop] = k + 1
+            else:
+                y0, x0, y1, x1 = (max(0, round(v)) for v in d.box)
+                ids[y0:y1, x0:x1] = k + 1
+        return resize_nearest(ids, shape)
 
     def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.

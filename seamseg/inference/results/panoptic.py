@@ -21,10 +21,11 @@ from seamseg.inference.results.base import (
     SourceImage,
     supervision_detections,
 )
-from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic
+from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic, encode_result
 from seamseg.maps.formats.id_png import id_image
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import draw_overlay
@@ -68,6 +69,8 @@ class Panoptic(PanopticResult, ImageResult):
     kinds = ("panoptic",)
     options = ("score_threshold", "overlap_threshold", "min_stuff_area")
     counted = "segments"
+    main_score = "PQ"
+    has_ids = True
     segments: list[NamedSegment]  # type: ignore[assignment]
 
     @classmethod
@@ -176,6 +179,25 @@ class Panoptic(PanopticResult, ImageResult):
         if file_name is not None:
             annotation["file_name"] = file_name
         return annotation, id_image(look_up(self.id_map, values, np.uint32))
+
+    def entries(self) -> list[tuple[int, dict[str, Any]]]:
+        """See :meth:`seamseg.inference.results.base.ImageResult.entries`."""
+        segments = [s for s in self.segments if not s.iscrowd]
+        stated, _ = encode_panoptic(0, segments, class_infos(self.metadata), self.metadata.palette)
+        found = []
+        for segment, e in zip(segments, stated["segments_info"], strict=True):
+            entry = {"id": e["id"], "category_id": e["category_id"], "class": segment.name, "score": e.get("score")}
+            found.append((segment.category, {**entry, "bbox": e["bbox"], "area": e["area"]}))
+        return found
+
+    def index_map(self, shape: tuple[int, int]) -> np.ndarray:
+        """See :meth:`seamseg.inference.results.base.ImageResult.index_map`."""
+        numbers = [(s.id, k) for k, s in enumerate((s for s in self.segments if not s.iscrowd), 1)]
+        return look_up(resize_nearest(self.id_map, shape), numbers, np.int32)
+
+    def id_png(self) -> bytes:
+        """See :meth:`seamseg.inference.results.base.ImageResult.id_png`."""
+        return encode_result(self, self.metadata)[1]
 
     def to_supervision(self, stuff: bool = False) -> supervision.Detections:
         """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,13 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import Drawable, ImageResult
 from seamseg.maps.evaluation.coco_ap import encode_crop
+from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes
 from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.visualize import padded_palette
 from seamseg.maps.visualize.overlay import draw_overlay
 from seamseg.utils.errors import InputError
 
@@ -46,6 +51,8 @@ class SemanticMap(ImageResult):
     kinds = ("semantic",)
     options = ("tta_fusion", "probabilities")
     counted = "segments"
+    main_score = "mIoU"
+    has_ids = True
     classes: np.ndarray
     probability: np.ndarray | None = None
 
@@ -106,12 +113,8 @@ class SemanticMap(ImageResult):
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`ImageResult.shares`."""
-        present, counts = np.unique(self.classes, return_counts=True)
-        return [
-            (self._name(c), c, False, n / self.classes.size)
-            for c, n in zip(present.tolist(), counts.tolist())
-            if c != VOID
-        ]
+        counts = enumerate(count_classes(self.classes)[:VOID].tolist())
+        return [(self._name(c), c, False, n / self.classes.size) for c, n in counts if n]
 
     def only(self, classes: str | Sequence[str]) -> SemanticMap:
         """Return the result with some classes only; pixels of others are void.
@@ -146,6 +149,34 @@ class SemanticMap(ImageResult):
             mask = {"size": list(self.size), "counts": counts}
             entries.append({"image_id": image_id, "category_id": category, "segmentation": mask, "score": 1.0})
         return entries
+
+    def entries(self) -> list[tuple[int, dict[str, Any]]]:
+        """See :meth:`seamseg.inference.results.base.ImageResult.entries`; the score is None."""
+        areas, boxes = areas_and_boxes(self.classes.astype(np.int32) + 1, VOID + 1)
+        found = []
+        for name, category, *_ in self.shares():
+            y0, x0, y1, x1 = (int(v) for v in boxes[category + 1])
+            place = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": int(areas[category + 1])}
+            found.append((category, {"category_id": category, "class": name, "score": None, **place}))
+        return found
+
+    def index_map(self, shape: tuple[int, int]) -> np.ndarray:
+        """See :meth:`seamseg.inference.results.base.ImageResult.index_map`."""
+        numbers = [(category, k) for k, (_, category, *_) in enumerate(self.shares(), 1)]
+        return look_up(resize_nearest(self.classes, shape), numbers, np.int32)
+
+    def id_image(self) -> Image.Image:
+        """Return the class indices as an image with a palette: the colours of the classes, black from there."""
+        image = Image.fromarray(self.classes)
+        # red, green, blue of the first colour, then of the next
+        image.putpalette(padded_palette(self.metadata.palette).tobytes(), "RGB")
+        return image
+
+    def id_png(self) -> bytes:
+        """See :meth:`seamseg.inference.results.base.ImageResult.id_png`."""
+        buffer = BytesIO()
+        self.id_image().save(buffer, "PNG", compress_type=zlib.Z_RLE)
+        return buffer.getvalue()
 
     def _class_map(self) -> np.ndarray:
         return self.classes

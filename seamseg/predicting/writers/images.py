@@ -23,7 +23,6 @@ from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize import padded_palette
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.maps.visualize.palette import draw_legend
 from seamseg.predicting.source import Source
@@ -138,10 +137,7 @@ class LabelsWriter(ImageFormat[SemanticMap]):
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
         """See :class:`ImageFormat`."""
-        image = Image.fromarray(result.classes)
-        # red, green, blue of the first colour, then of the next
-        image.putpalette(padded_palette(self.metadata.palette).tobytes(), "RGB")
-        return image
+        return result.id_image()
 
 
 @register("format", "ids")

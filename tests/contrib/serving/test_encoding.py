@@ -53,7 +53,7 @@ def test_images_are_the_files_of_predict(model, tmp_path):
     else:
         assert "png" not in ResultEncoder(predictor).formats
     result = predictor.predict(scene(SIZE))
-    found = ResultEncoder(predictor).segments(result)
+    found = [entry for _, entry in result.entries()]
     if predictor.kind in ("instance_seg", "detection"):
         wanted = [(d.name, d.area, d.score, entry["bbox"]) for entry, d in zip(result.to_coco(), result)]
         assert [(s["class"], s["area"], s["score"], s["bbox"]) for s in found] == wanted
@@ -95,10 +95,10 @@ def test_the_best_of_overlapping_objects_is_on_top():
     low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), np.ones((6, 8), bool))
     high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), np.ones((3, 4), bool), (2, 2))
     for shown in ([low, high], [high, low]):
-        ids = encoding._object_index_map(Detections(shown, (10, 10), True, metadata=names), (10, 10))
+        ids = Detections(shown, (10, 10), True, metadata=names).index_map((10, 10))
         assert (shown[ids[3, 3] - 1], shown[ids[0, 0] - 1], ids[9, 9]) == (high, low, 0)
     boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
-    ids = encoding._object_index_map(Detections(boxes, (10, 10), False, metadata=names), (10, 10))
+    ids = Detections(boxes, (10, 10), False, metadata=names).index_map((10, 10))
     assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
 
 
@@ -108,7 +108,6 @@ def test_concurrent_requests_get_the_results_of_single_predictions():
     rng = np.random.default_rng(0)
     sizes = [(96, 128), (128, 96), (96, 128), (100, 140)] * 3
     photos = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
-    encoder = ResultEncoder(predictor)
     wanted = [predictor.predict(pixels) for pixels in photos]
     assert len({len(result.segments) for result in wanted}) > 1, "the images differ"
     with serving(predictor, batch_size=3, batch_wait=200) as client:
@@ -120,7 +119,7 @@ def test_concurrent_requests_get_the_results_of_single_predictions():
     assert sizes_of_batches > 1.5, "they are batched"
     assert predictor.map_only
     for result, (_, answers), (_, pngs) in zip(wanted, sent, images):
-        found, segments = answers[0].json["segments"], encoder.segments(result)
+        found, segments = answers[0].json["segments"], [entry for _, entry in result.entries()]
         assert [s["class"] for s in found] == [s["class"] for s in segments]
         for a, b in zip(found, segments):
             assert (a["score"] is None) == (b["score"] is None)
