@@ -85,12 +85,14 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args, PredictOptions)
     # before the libraries are loaded, which takes seconds
     check_model(args.model, args.device)
+    from seamseg.inference.results import result_of
     from seamseg.predicting.job import predict_files
 
     def report(predictor: Predictor[Any], summary: RunSummary) -> None:
         _print(args.out, summary, predictor.network.averaged)
-        # a semantic network has no threshold; with --anonymize, detections below it are hidden, too
-        if summary.empty and options.hide is None and predictor.kind != "semantic":
+        # with --anonymize, detections below the threshold are hidden, too
+        has_threshold = "score_threshold" in result_of(predictor.kind).options
+        if summary.empty and options.hide is None and has_threshold:
             echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
         if options.hide is not None:
             echo("hidden is only what the network found: look at the images before you publish them", file=sys.stderr)

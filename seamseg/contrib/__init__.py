@@ -15,9 +15,9 @@ def _open_exported(model: Any, *arguments: Any) -> OpenedModel | None:
 
     if not is_exported(model):
         return None
-    from seamseg.contrib.exported.network import ExportedModel
+    from seamseg.contrib.exported.network import open_exported
 
-    return ExportedModel(model, *arguments)
+    return open_exported(model, *arguments)
 
 
 def _open_foreign(model: Any, *arguments: Any) -> OpenedModel | None:

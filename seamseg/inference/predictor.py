@@ -74,8 +74,8 @@ class Predictor(Generic[R]):
     ----------
     kind : kind of the network, as in `[general] kind`
     map_formats : output maps of custom heads by name
-    map_only : only panoptic maps are made of predictions, which may then lack the detections that score too low for
-        them: their masks need not be computed. False at first
+    map_only : only maps are made of predictions, which may then lack the detections that score too low for a panoptic
+        map: their masks need not be computed. False at first; without effect for results that are detections
 
     Notes
     -----
@@ -238,7 +238,8 @@ class Predictor(Generic[R]):
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(image.shape) is None for image in images):
             # not for tiles, which need all detections: pieces of an object share the best score
-            least_score = self.thresholds.score_threshold if self.map_only else 0.0
+            maps = self.map_only and result_of(self.kind).has_ids
+            least_score = self.thresholds.score_threshold if maps else 0.0
             try:
                 return self.network.run(images, least_score)
             except Exception as error:

@@ -68,8 +68,7 @@ class PredictSettings:
         opened = open_for_inference(self.path, device, options.config, options.meta, options)
         predictor = build_predictor(opened, options)
         drawn = {*self._declaring("map_only"), *predictor.map_formats}
-        only_maps = options.hide is None and drawn.issuperset(self.format_names)
-        predictor.map_only = predictor.kind == "panoptic" and only_maps
+        predictor.map_only = options.hide is None and drawn.issuperset(self.format_names)
         return predictor
 
     def open_folder(

@@ -226,9 +226,8 @@ class Validator:
 
     @property
     def map_only(self) -> bool:
-        """Whether only panoptic maps are scored, see :attr:`Predictor.map_only`: no AP, no custom metrics."""
-        panoptic = scorer_of(self.config.kind) is PanopticScorer
-        return panoptic and not self.config.general.eval_coco and not any(self.config.components("metric"))
+        """Whether no AP of a panoptic network and no custom metric is scored, see :attr:`Predictor.map_only`."""
+        return not self.config.general.eval_coco and not any(self.config.components("metric"))
 
     @property
     def metadata(self) -> Metadata:

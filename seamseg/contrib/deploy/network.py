@@ -225,11 +225,11 @@ class WholeExport(ExportNet):
         """Map a padded image and its valid size to the outputs of the class."""
         (found,) = self.net.predict(PackedSequence(self.normalise(image, size)[0]))
         outputs: dict[str, Tensor | None] = dict(found.maps)
-        if self.net.kind == "semantic" and "probability" in outputs:
+        if "probability" in self.output_names and "probability" in outputs:
             outputs["probability"] = (found.maps["probability"] * 255).to(torch.uint8)
         if found.semantic is not None:
             outputs["classmap"] = found.semantic.to(torch.uint8)
-        if self.net.kind != "semantic":
+        if "count" in self.output_names:
             boxes, masks = found.boxes.float(), found.mask_logits
             if masks is None:  # with ids
                 masks = boxes.new_zeros((boxes.shape[0], 1, 1))
@@ -353,7 +353,7 @@ def export_net(
         made = WholeExport(net, *normalisation)
     elif part == "dense":
         made = DenseExport(net, *normalisation)
-    elif net.kind == "semantic":
+    elif isinstance(net, SemanticNet):
         made = SemanticExport(net, *normalisation)
     else:
         made = DetectionExport(cast(PanopticNet, net), *normalisation)

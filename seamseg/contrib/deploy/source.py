@@ -21,6 +21,7 @@ from seamseg.contrib.foreign.transformers_model import TransformersModel, Transf
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, open_for_inference
+from seamseg.inference.results import result_of
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
@@ -96,7 +97,7 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
     _check(net, config, options)
     multiple = 1
     if net.of_parts:
-        multiple = 32 if net.kind == "semantic" else max(config.fpn.out_strides) * config.rpn.stride
+        multiple = 32 if net.nms_threshold is None else max(config.fpn.out_strides) * config.rpn.stride
     metadata = _metadata(opened, options, inference, multiple=multiple, with_ids=net.predicts_ids)
     if options.part == "all":
         metadata = _with_maps(metadata, net.map_formats, opened.reference)
@@ -107,6 +108,7 @@ def _metadata(
     opened: OpenedModel, options: ExportOptions, inference: InferenceOptions, **more: Any
 ) -> ExportedMetadata:
     config, loading = opened.config, opened.config.dataloader
+    has_thresholds = "score_threshold" in result_of(opened.kind).options
     return ExportedMetadata(
         kind=opened.kind,
         config=config_to_string(config),
@@ -116,7 +118,7 @@ def _metadata(
         precision=options.precision,
         mean=loading.rgb_mean or (0.0, 0.0, 0.0),
         std=loading.rgb_std or (1.0, 1.0, 1.0),
-        thresholds={} if opened.kind == "semantic" else vars(inference.thresholds(config)),
+        thresholds=vars(inference.thresholds(config)) if has_thresholds else {},
         licence=options.licence or getattr(opened, "licence", ""),
         **more,
     )

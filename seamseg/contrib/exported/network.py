@@ -51,9 +51,7 @@ class ExportedNetwork(InferenceNetwork):
         self.device = session.device
         self.on_gpu = self.device.startswith("cuda")
         self.uses_torch = session.uses_torch
-        if self.kind == "classification":
-            self.tiles_problem = f"{name} is a classifier, which needs the whole image"
-        elif exported.with_ids:
+        if exported.with_ids:
             self.tiles_problem = f"{name} predicts ids, which tiles do not share"
         elif exported.size is not None:
             size = f"{exported.size[1]} x {exported.size[0]} pixels"
@@ -64,8 +62,6 @@ class ExportedNetwork(InferenceNetwork):
         return [self._run(image) for image in images]
 
     def _run(self, image: np.ndarray) -> ArrayPrediction:
-        if self.kind == "classification":
-            return self._classify(image)
         height, width = size = int(image.shape[0]), int(image.shape[1])
         most = self.exported.max_size
         if most is not None and (height > most[0] or width > most[1]):
@@ -98,20 +94,6 @@ class ExportedNetwork(InferenceNetwork):
             maps=maps,
         )
 
-    def _classify(self, image: np.ndarray) -> ArrayPrediction:
-        """Run a classifier on a centre crop."""
-        height, width = size = int(image.shape[0]), int(image.shape[1])
-        if self.exported.size not in (None, size):
-            raise SeamsegError(
-                f"{self._name}: was exported for crops of {self.exported.size[1]} x {self.exported.size[0]} pixels, "
-                f"this one has {width} x {height}"
-            )
-        mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
-        values = (image.astype(np.float32) / np.float32(255) - mean) / std
-        logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
-        none = (_NOTHING.reshape(0, 4), _NOTHING.astype(np.int64), _NOTHING, None, None)
-        return Prediction(*none, size, logits=logits)
-
     def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.exported.outputs
         try:
@@ -125,6 +107,27 @@ class ExportedNetwork(InferenceNetwork):
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
 
 
+class ExportedClassifier(ExportedNetwork):
+    """A classifier in an exported file, which takes centre crops."""
+
+    def __init__(self, session: Any, name: str, exported: ExportedMetadata) -> None:
+        super().__init__(session, name, exported, None)
+        self.tiles_problem = f"{name} is a classifier, which needs the whole image"
+
+    def _run(self, image: np.ndarray) -> ArrayPrediction:
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        if self.exported.size not in (None, size):
+            raise SeamsegError(
+                f"{self._name}: was exported for crops of {self.exported.size[1]} x {self.exported.size[0]} pixels, "
+                f"this one has {width} x {height}"
+            )
+        mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
+        values = (image.astype(np.float32) / np.float32(255) - mean) / std
+        logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
+        none = (_NOTHING.reshape(0, 4), _NOTHING.astype(np.int64), _NOTHING, None, None)
+        return Prediction(*none, size, logits=logits)
+
+
 class ExportedModel:
     """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
 
@@ -132,22 +135,10 @@ class ExportedModel:
     not installed.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        device: Any,
-        config: str | Path | None,
-        meta: str | Path | None,
-        options: InferenceOptions,
-    ) -> None:
-        path = local_model(model)
-        self.name = str(model)
-        for name, value in (("config", config), ("meta", meta)):
-            if value is not None:
-                raise InputError(f"`{name}` has no effect: {model} contains its configuration and classes")
-        if changed := options.changed(_BUILT_IN):
-            raise InputError(f"`{changed}` cannot be changed after the export: use the model that {model} is of")
-        self._session, self._exported = _open(path, str(device))
+    def __init__(self, session: Any, name: str, options: InferenceOptions) -> None:
+        self.name = name
+        self._session = session
+        self._exported: ExportedMetadata = session.exported
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
         stated = self._exported.reference
@@ -155,18 +146,31 @@ class ExportedModel:
         self.config = self._config(options)
 
     def _config(self, options: InferenceOptions) -> Config:
-        """Return the configuration of the network; a classifier has the default one."""
-        sections = () if self.kind == "classification" else ("general", "dataloader")
-        options.check_overrides(sections, f"cannot be changed after the export of {self.name}")
-        if self.kind == "classification":
-            return default_config()
+        """Return the configuration of the network, with the overrides."""
+        options.check_overrides(("general", "dataloader"), f"cannot be changed after the export of {self.name}")
         return config_from_string(self._exported.config, None, self.name, options.overrides, exported=True)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
-        """Return the size of the network's input; InputError if an option is to change it for a classifier."""
-        if self.kind != "classification":
-            size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
-            return size_for(self.config).within(self._exported.size)
+        """Return the size of the network's input."""
+        size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
+        return size_for(self.config).within(self._exported.size)
+
+    def build(self, options: InferenceOptions) -> ExportedNetwork:
+        """Return the network."""
+        has_detections = self._exported.of_queries or "count" in self._exported.outputs
+        threshold = self.config.roi.nms_threshold if has_detections else None
+        return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
+
+
+class ExportedClassifierModel(ExportedModel):
+    """An exported classifier that is opened; its configuration is the default one."""
+
+    def _config(self, options: InferenceOptions) -> Config:
+        options.check_overrides((), f"cannot be changed after the export of {self.name}")
+        return default_config()
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input; InputError if an option is to change it."""
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
                 raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
@@ -175,8 +179,7 @@ class ExportedModel:
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
-        threshold = None if self.kind in ("semantic", "classification") else self.config.roi.nms_threshold
-        return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
+        return ExportedClassifier(self._session, self.name, self._exported)
 
 
 def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
@@ -193,20 +196,28 @@ def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
         ) from None
 
 
-def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
-    """Return the session of a file, and what the file states about its network; InputError if it is no whole one."""
+def open_exported(
+    model: str | Path, device: Any, config: str | Path | None, meta: str | Path | None, options: InferenceOptions
+) -> ExportedModel:
+    """Open an exported file; arguments and errors of :func:`seamseg.inference.predictor.open_for_inference`."""
+    path, name = local_model(model), str(model)
+    for argument, value in (("config", config), ("meta", meta)):
+        if value is not None:
+            raise InputError(f"`{argument}` has no effect: {model} contains its configuration and classes")
+    if changed := options.changed(_BUILT_IN):
+        raise InputError(f"`{changed}` cannot be changed after the export: use the model that {model} is of")
     if path.suffix.lower() == PACKAGE_ENDING:
         from seamseg.contrib.exported.package import PackageSession
 
-        session: Any = PackageSession(path, device)
+        session: Any = PackageSession(path, str(device))
     else:
-        session = open_onnx(path, device)
-    exported: ExportedMetadata = session.exported
-    if exported.part != "all":
-        raise InputError(f"{path}: holds part {exported.part!r} of a network only: export all parts")
+        session = open_onnx(path, str(device))
+    if session.exported.part != "all":
+        raise InputError(f"{path}: holds part {session.exported.part!r} of a network only: export all parts")
     if not session.uses_torch:
         _check_graph(session, str(path))
-    return session, exported
+    make = ExportedClassifierModel if "logits" in session.exported.outputs else ExportedModel
+    return make(session, name, options)
 
 
 def _check_graph(session: OnnxSession, name: str) -> None:

@@ -96,7 +96,7 @@ class Service:
         self._kind = predictor.kind
         self._prepare = partial(prepare_image, input_size=predictor.input_size)
         # no format of a panoptic network reads its detections
-        predictor.map_only = predictor.kind == "panoptic"
+        predictor.map_only = True
         self._max_pixels = int(options.max_megapixels * 1e6)
         batch_wait = options.batch_wait / 1e3
         self._batcher = Batcher(predictor, options.batch_size, batch_wait, self.metrics.batch_size.observe)

@@ -15,7 +15,7 @@ import seamseg
 from seamseg.contrib.deploy.compare import compare
 from seamseg.contrib.deploy.export import export_model
 from seamseg.contrib.deploy.options import ExportOptions
-from seamseg.contrib.exported.network import ExportedModel
+from seamseg.contrib.exported.network import open_exported
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
@@ -71,7 +71,7 @@ def test_padding_is_masked(tmp_path: Path) -> None:
     export_model(ExportOptions(folder, file, size=SIZE))
     graph = onnx.load(file).graph
     assert {weight.name for weight in graph.initializer} <= {name for node in graph.node for name in node.input}
-    opened = ExportedModel(file, "cpu", None, None, InferenceOptions())
+    opened = open_exported(file, "cpu", None, None, InferenceOptions())
     run = opened.build(InferenceOptions())._session.run
     inputs = opened._exported.inputs(photo(SIZE[0], 64))
     names = opened._exported.outputs
