@@ -36,18 +36,10 @@ class ModelScores:
     failed: int = 0
 
 
-def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None = None) -> ModelScores:
+def evaluate_model(options: EvaluationOptions) -> ModelScores:
     """Score the results that `predict` gives with the same options; joins the processes of torchrun if there are any.
 
-    Parameters
-    ----------
-    options : model, data set, and what to write
-    max_size : `(height, width)` to which larger inputs of the network are shrunk, as for an exported one
-
-    Raises
-    ------
-    InputError
-        if something is missing or broken, or the classes of model and data set differ and no table maps them
+    InputError if the classes of model and data set differ and no table maps them.
     """
     model, data = options.model, options.data
     path = local_model(model)
@@ -58,7 +50,6 @@ def evaluate_model(options: EvaluationOptions, max_size: tuple[int, int] | None 
         split = options.split or opened.config.dataloader.val_set
         _check(opened, str(model), split, options)
         size = _input_size(opened, options)
-        size = size if max_size is None else size.within(max_size)
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, size)
         if opened.kind != PANOPTIC:
             # as in the COCO results of `predict`; by default all detections count

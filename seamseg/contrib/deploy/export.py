@@ -6,7 +6,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,13 +98,9 @@ class ExportReport:
         ]
 
     def __repr__(self) -> str:
-        return format_rows(self.rows())
-
-
-def format_rows(rows: Sequence[tuple[str, str]]) -> str:
-    """Format rows as a table of two columns."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
 
 
 def export_model(options: ExportOptions) -> ExportReport:

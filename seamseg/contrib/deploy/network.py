@@ -349,7 +349,7 @@ def export_net(
         made = QueryExport(net, *normalisation)
     elif not isinstance(net, Network):
         made = ClassifierExport(net, *normalisation)
-    elif not net.of_parts:
+    elif isinstance(net, WholeNetwork):
         made = WholeExport(net, *normalisation)
     elif part == "dense":
         made = DenseExport(net, *normalisation)

@@ -41,21 +41,8 @@ def max_pooled_loss(losses: Tensor, valid: Tensor, power: float, support: float 
     that at least `m = support n` pixels carry weight. With p = 1 it is the mean of the `m` largest losses; as p grows
     it becomes the mean of all.
 
-    Parameters
-    ----------
-    losses : `N x ...`, not negative
-    valid : bool, of the same shape: other pixels carry no weight
-    power : p, at least 1
-    support : fraction of the valid pixels that carry weight, at least; None for no bound
-
-    Returns
-    -------
-    `N`, 0 for an image without valid pixels. The gradient of each loss is its weight
-
-    Raises
-    ------
-    ValueError
-        if `power` is below 1 or infinite, or `support` not in (0, 1]
+    `losses` are `N x ...`, not negative; pixels where `valid` is False carry no weight. `support` None is no bound.
+    Returns `N`, 0 for an image without valid pixels; the gradient of each loss is its weight.
     """
     if not 1 <= power < math.inf:
         raise ValueError(f"max_pooled_loss: power must be a number from 1, got {power}")

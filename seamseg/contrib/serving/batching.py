@@ -36,14 +36,10 @@ class Batcher:
     Images that arrive while a batch is computed form the next ones. A batch holds images of equal network size only, so
     that none is padded and no result depends on other images. One that is processed in tiles is a batch of its own.
 
-    Parameters
-    ----------
-    predictor : predictor that owns the network; nothing else may run it
-    batch_size : maximum number of images of a batch; None for 4 on a GPU, 1 on a CPU. With None or more than 1, each
-        core of a CPU computes batches of small images of its own, see :meth:`Predictor.images_at_a_time`; with 1, all
-        cores compute one image together
-    wait : seconds that an incomplete batch waits for more images
-    on_batch : called in a thread with the size of each batch before it is computed
+    Nothing else may run the network of the predictor. `batch_size` None is 4 on a GPU, 1 on a CPU; with None or more
+    than 1, each core of a CPU computes batches of small images of its own, see :meth:`Predictor.images_at_a_time`, with
+    1 all cores compute one image together. An incomplete batch waits `wait` seconds for more images. `on_batch` is
+    called in a thread with the size of each batch before it is computed.
     """
 
     def __init__(

@@ -69,13 +69,8 @@ class TimmBackbone(Backbone):
 
     Images are padded with zeros to multiples of :attr:`multiple` pixels, and the maps cropped to `ceil(H / stride)`
     cells, the size that maps of the other backbones have. Without `keep_outputs` of the context only the last map is
-    returned, without a pyramid.
-
-    Attributes
-    ----------
-    model : the network without its classifier; its state-dict keys are as in timm
-    pyramid : module that makes the levels of a plain network; otherwise None
-    multiple : number of which the sides of its input are multiples, in pixels
+    returned, without a pyramid. :attr:`model` is the network without its classifier, with the state-dict keys of timm;
+    :attr:`pyramid` makes the levels of a plain network, None for others.
     """
 
     initialised = True
@@ -292,12 +287,9 @@ def _positions(module: str, names: Sequence[str]) -> list[int]:
 class _Levels:
     """The maps of a network in use, and its stages.
 
-    Attributes
-    ----------
-    indices : indices of the maps, among all maps of the network
-    maps : stride and channels of each
-    is_plain : all maps of the network have one stride; only the last is used, after the last norm
-    start, ends : the first module of `mod2`, and the last one of `mod2`, `mod3`, ...
+    `indices` are those among all maps of the network, `maps` stride and channels of each. `is_plain`: all maps have one
+    stride, and only the last is used, after the last norm. `start` is the first module of `mod2`, `ends` are the last
+    ones of `mod2`, `mod3`, ...
     """
 
     indices: list[int]
