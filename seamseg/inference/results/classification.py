@@ -102,7 +102,7 @@ class Classification(ImageResult):
         return [{"image_id": image_id, "category_id": k, "score": share} for _, k, _, share in self.shares()]
 
     def entries(self) -> list[tuple[int, dict[str, Any]]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.entries`: the most probable classes."""
+        """See :meth:`ImageResult.entries`: the most probable classes."""
         return [(c, {"category_id": c, "class": name, "score": share}) for name, c, _, share in self.shares()]
 
     def to_fiftyone(self) -> dict[str, Any]:

@@ -247,7 +247,7 @@ class Detections(ImageResult, Sequence[Detection]):
         return entries
 
     def entries(self) -> list[tuple[int, dict[str, Any]]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.entries`; masks are `segmentation`, as run lengths."""
+        """See :meth:`ImageResult.entries`; masks are `segmentation`, as run lengths."""
         found = []
         for d, entry in zip(self, self.to_coco(), strict=True):
             del entry["image_id"]
@@ -255,7 +255,7 @@ class Detections(ImageResult, Sequence[Detection]):
         return found
 
     def index_map(self, shape: tuple[int, int]) -> np.ndarray:
-        """See :meth:`seamseg.inference.results.base.ImageResult.index_map`."""
+        """See :meth:`ImageResult.index_map`."""
         ids = np.zeros(self.size, np.int32)
         rank = self.scores if self.has_masks else [-d.area for d in self]
         for k in np.argsort(rank, kind="stable").tolist():

@@ -181,7 +181,7 @@ class Panoptic(PanopticResult, ImageResult):
         return annotation, id_image(look_up(self.id_map, values, np.uint32))
 
     def entries(self) -> list[tuple[int, dict[str, Any]]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.entries`."""
+        """See :meth:`ImageResult.entries`."""
         segments = [s for s in self.segments if not s.iscrowd]
         stated, _ = encode_panoptic(0, segments, class_infos(self.metadata), self.metadata.palette)
         found = []
@@ -191,12 +191,12 @@ class Panoptic(PanopticResult, ImageResult):
         return found
 
     def index_map(self, shape: tuple[int, int]) -> np.ndarray:
-        """See :meth:`seamseg.inference.results.base.ImageResult.index_map`."""
+        """See :meth:`ImageResult.index_map`."""
         numbers = [(s.id, k) for k, s in enumerate((s for s in self.segments if not s.iscrowd), 1)]
         return look_up(resize_nearest(self.id_map, shape), numbers, np.int32)
 
     def id_png(self) -> bytes:
-        """See :meth:`seamseg.inference.results.base.ImageResult.id_png`."""
+        """See :meth:`ImageResult.id_png`."""
         return encode_result(self, self.metadata)[1]
 
     def to_supervision(self, stuff: bool = False) -> supervision.Detections:

@@ -151,7 +151,7 @@ class SemanticMap(ImageResult):
         return entries
 
     def entries(self) -> list[tuple[int, dict[str, Any]]]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.entries`; the score is None."""
+        """See :meth:`ImageResult.entries`; the score is None."""
         areas, boxes = areas_and_boxes(self.classes.astype(np.int32) + 1, VOID + 1)
         found = []
         for name, category, *_ in self.shares():
@@ -161,7 +161,7 @@ class SemanticMap(ImageResult):
         return found
 
     def index_map(self, shape: tuple[int, int]) -> np.ndarray:
-        """See :meth:`seamseg.inference.results.base.ImageResult.index_map`."""
+        """See :meth:`ImageResult.index_map`."""
         numbers = [(category, k) for k, (_, category, *_) in enumerate(self.shares(), 1)]
         return look_up(resize_nearest(self.classes, shape), numbers, np.int32)
 
@@ -173,7 +173,7 @@ class SemanticMap(ImageResult):
         return image
 
     def id_png(self) -> bytes:
-        """See :meth:`seamseg.inference.results.base.ImageResult.id_png`."""
+        """See :meth:`ImageResult.id_png`."""
         buffer = BytesIO()
         self.id_image().save(buffer, "PNG", compress_type=zlib.Z_RLE)
         return buffer.getvalue()
