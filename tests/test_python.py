@@ -67,8 +67,6 @@ def test_options_without_an_effect():
         seamseg.evaluate("none.zip", "data", classes="car")
     with pytest.raises(InputError, match=r"^`probabilities` has no effect: scores are of classes$"):
         seamseg.evaluate("none.zip", "data", probabilities=True)
-    with pytest.raises(InputError, match=r"^`probabilities` has no effect: no response contains them$"):
-        seamseg.serve("none.zip", probabilities=True)
 
 
 @pytest.mark.usefixtures("narrow")

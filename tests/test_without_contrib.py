@@ -15,7 +15,11 @@ import seamseg
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("classify", "convert_model", "export", "push", "serve")
 """Modules of `seamseg.cli` that belong to contrib."""
-TESTS = ("config", "data", "predicting", "validation", "checkpoints", "inference", "inplace_abn")
+TESTS = (
+    *("config", "data", "predicting", "validation", "checkpoints", "inference", "inplace_abn", "components", "utils"),
+    *("test_fusion.py", "test_structures.py", "test_merge_queries.py", "test_python.py", "test_kinds.py"),
+)
+"""Tests of the core; those of `models`, `ops` and `training`, which import nothing else, take too long here."""
 
 # an editable installation would find the deleted modules in this repository
 SITE = """import sys
@@ -37,6 +41,9 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "pyproject.toml", root)
     for name in COMMANDS:
         (package / "cli" / f"{name}.py").unlink()
+    for file in [*root.glob("configs/*.ini"), *package.glob("configs/*.ini")]:
+        if "seamseg.contrib" in file.read_text(encoding="utf-8"):
+            file.unlink()
     (root / "sitecustomize.py").write_text(SITE)
     return root
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import EDGES, assert_refused, component_file, forget, imported_for_a_module
+from support.components import EDGES, assert_refused, component_file, imported_for_a_module
 from support.interruptions import loss_lines
 from support.micro import train
 
@@ -80,18 +80,13 @@ def test_tiles_merge_the_map(edge_run, micro):
 
 
 def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main, capsys):
-    run, file = edge_run
+    run, _ = edge_run
     photo = micro / "img" / "val0.png"
     words = ("--device", "cpu", "--workers", "0", "--format", "coco")
     assert seamseg_main("predict", run, photo, tmp_path / "out", *words) == 0
     assert "head edge (run_edges.py) is not imported: name its file with --components FILE" in capsys.readouterr().err
     assert seamseg_main("predict", run, photo, tmp_path / "out2", *words[:-1], "edge") == 2
     assert "there is no format 'edge'" in capsys.readouterr().err
-    # nor does a folder of weights need it
-    assert seamseg_main("convert-model", run, tmp_path / "folder", "--components", file) == 0
-    forget("run_edges")
-    with pytest.warns(UserWarning, match="head edge is not imported: name its file with `components=FILE`"):
-        seamseg.load(tmp_path / "folder", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -149,44 +149,6 @@ def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkey
         config.component("optimizer")
 
 
-@pytest.fixture
-def no_recipes(imported, monkeypatch):
-    """As in a process that has not imported those of the package."""
-    for name in [name for name in sys.modules if name.startswith("seamseg.contrib.recipes.")]:
-        monkeypatch.delitem(sys.modules, name)
-    for key in [
-        key for key, found in components._REGISTERED.items() if found.module.startswith("seamseg.contrib.recipes.")
-    ]:
-        del components._REGISTERED[key]
-
-
-def test_a_model_names_parts_of_the_package(no_recipes, tmp_path, monkeypatch):
-    """They are imported, unlike files; one that does not name them ends in a line that says what to add."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("evil.py", "seamseg.contrib.recipes.py"):
-        (tmp_path / name).write_text("raise ValueError")
-    chosen = "[body]\nbody = timm:resnet18\n[sem]\nloss = max_pooling\n[loss max_pooling]\npower = 2\n"
-    message = re.escape(
-        "no body 'timm:resnet18': it is part of this package, add `components=seamseg.contrib.recipes.timm`"
-    )
-    with pytest.raises(InputError, match=message):
-        config_from_string(chosen)
-    for kind in ("optimizer", "reader"):
-        with pytest.raises(InputError, match=f"no {kind} 'timm'(; known|$)"):
-            components.find(kind, "timm")
-    with pytest.raises(InputError, match=r"^m: \[body\] body = nosuch: no body"):
-        config_from_string(
-            "[general]\ncomponents = seamseg.contrib.recipes.nosuch\n[body]\nbody = nosuch\n", source="m"
-        )
-    assert config_from_string(chosen.replace("timm:", "")).not_loaded == ["loss max_pooling"]
-    names = "seamseg.contrib.recipes.timm, evil.py, seamseg.contrib.recipes.max_pooling, seamseg.contrib.recipes.py"
-    config = config_from_string(f"[general]\ncomponents = {names}\n{chosen}")
-    assert config.general.components == names
-    assert config.component("loss")[1].power == 2
-    assert config.component("body")[0].module == "seamseg.contrib.recipes.timm"
-    assert config.records() == ()
-
-
 def test_sections_without_use_in_a_process_stay_text(tmp_path):
     """Those of formats and callbacks of the package, for which nothing is imported; a training checks both."""
     text = "[format overlay]\nopacity = .3\n[callback tensorboard]\nenabled = no\n"

@@ -106,6 +106,15 @@ def test_an_exported_network_has_the_same_maps(predictor, report, network, photo
             assert np.allclose(result.maps["far"], 9600 / 96, rtol=1e-5)
 
 
+def test_a_folder_of_weights_opens_without_its_heads(run, heads, tmp_path, seamseg_main):
+    files = heads.split(", ")
+    with imported_for_a_module(*map(Path, files)):
+        words = [word for file in files for word in ("--components", file)]
+        assert seamseg_main("convert-model", run, tmp_path / "folder", *words) == 0
+    with pytest.warns(UserWarning, match=r"is not imported: name its file with `components=FILE`"):
+        seamseg.load(tmp_path / "folder", device="cpu")
+
+
 def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
     rgb = np.array(Image.open(photo))
     flipped = seamseg.load(run, device="cpu", tta="flip", overrides={"general.components": heads}).raw([rgb])[0]

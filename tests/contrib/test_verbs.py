@@ -16,6 +16,7 @@ import seamseg
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.options import InferenceOptions
+from seamseg.utils.errors import InputError
 
 
 @pytest.mark.parametrize(("name", "options"), [("export", ExportOptions), ("serve", ServeOptions)])
@@ -34,6 +35,8 @@ def test_a_server_runs_its_model_with_the_options_of_the_others():
         assert f"\n{field.name} : {field.metadata['text']}" in seamseg.serve.__doc__
     with pytest.raises(TypeError, match=r"^serve\(\) got an unexpected keyword argument 'tiels'"):
         seamseg.serve("none.zip", tiels="off")
+    with pytest.raises(InputError, match=r"^`probabilities` has no effect: no response contains them$"):
+        seamseg.serve("none.zip", probabilities=True)
 
 
 @pytest.mark.usefixtures("narrow")
