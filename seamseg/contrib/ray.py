@@ -111,23 +111,23 @@ class PanopticActor:
         if column is None:
             given = ", ".join(map(repr, batch))
             raise InputError(f"the batch has the columns {given}, none of them is {' or '.join(map(repr, COLUMNS))}")
-        photos = [_decode(value) for value in batch[column]]
-        readable = [photo for photo in photos if not isinstance(photo, str)]
+        images = [_decode(value) for value in batch[column]]
+        readable = [image for image in images if not isinstance(image, str)]
         results = iter(self._predict(readable))
-        rows = [_row(photo if isinstance(photo, str) else next(results)) for photo in photos]
+        rows = [_row(image if isinstance(image, str) else next(results)) for image in images]
         made = {name: [row[k] for row in rows] for k, name in enumerate(_RESULTS)}
         return {**batch, **{name: np.array(values, _TYPES.get(name, object)) for name, values in made.items()}}
 
-    def _predict(self, photos: Sequence[Image.Image]) -> list[Panoptic | str]:
+    def _predict(self, images: Sequence[Image.Image]) -> list[Panoptic | str]:
         """Return the results, for an image that fails the reason."""
         try:
-            return list(self.model.predict_iter(photos, keep_image=False, batch_size=self.batch_size))
+            return list(self.model.predict_iter(images, keep_image=False, batch_size=self.batch_size))
         except Exception as error:
             if not (isinstance(error, SeamsegError) or lacks_memory(error)):
                 raise
-            if len(photos) == 1:
+            if len(images) == 1:
                 return [str(error) or "out of memory"]
-        return [result for photo in photos for result in self._predict([photo])]
+        return [result for image in images for result in self._predict([image])]
 
 
 _RESULTS = ("panoptic_png", "segments_info", "height", "width", "error")

@@ -110,7 +110,7 @@ def test_wrong_use(actor, micro_run, monkeypatch):
     with pytest.raises(InputError, match="`batch_size=0`: must be at least 1"):
         PanopticActor(micro_run, batch_size=0)
     monkeypatch.setattr(actor.model, "kind", "semantic")
-    monkeypatch.setattr("seamseg.load", lambda *_, **__: actor.model, raising=False)
+    monkeypatch.setattr(ray_data, "build_predictor", lambda *_: actor.model)
     with pytest.raises(InputError, match="a model of kind semantic; PanopticActor needs a panoptic one"):
         PanopticActor(micro_run, device="cpu")
 

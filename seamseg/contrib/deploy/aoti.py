@@ -24,7 +24,7 @@ from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
 
 _MARCH = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
-"""What every CPU with a capability of torch has; left alone, the compiler uses all that this CPU has.
+"""Architectures of all CPUs with a capability of torch; left alone, the compiler uses all that this CPU has.
 
 Inductor allows further instruction sets, such as VNNI and AMX; the kernels of oneDNN are chosen when they run."""
 

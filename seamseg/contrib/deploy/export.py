@@ -68,12 +68,12 @@ _LEAST_WHOLE = 64
 
 @dataclass(frozen=True, repr=False)
 class ExportReport:
-    """What was written, and how it compares with the network.
+    """A written file, and how it compares with the network.
 
     Attributes
     ----------
     path, nbytes, format : path, size in bytes and format of the file
-    metadata : what the file says of itself
+    metadata : metadata in the file
     seconds, eager_seconds : median time per image, of the file and of the network
     differences : differences by name of the image
     """

@@ -1,4 +1,4 @@
-"""What is exported: the options, and the trained network."""
+"""The trained network that is exported, and the metadata of its file."""
 
 from __future__ import annotations
 

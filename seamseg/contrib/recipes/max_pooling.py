@@ -14,7 +14,7 @@ from seamseg.maps.panoptic_map import VOID
 
 @dataclass(frozen=True)
 class MaxPoolingKeys:
-    """Keys of loss max-pooling."""
+    """Options of loss max-pooling."""
 
     power: float = key(
         "power p: with 1, all pixels with the largest losses count equally; the larger, the nearer to the mean of all",

@@ -38,7 +38,7 @@ _MOST_PARAMETERS = 1 << 30
 
 @dataclass(frozen=True)
 class TransformersKeys:
-    """Keys of the section [network transformers]."""
+    """Options of the section [network transformers]."""
 
     model: str = key(
         "folder of `save_pretrained`, or `hf://USER/REPO`, of a Mask2Former, MaskFormer, EoMT or EoMT-DINOv3: its "
@@ -127,7 +127,7 @@ class TransformersTraining(Network):
 
     @property
     def backbone(self) -> nn.Module | None:
-        """That of a Mask2Former or MaskFormer; all of an EoMT is an encoder."""
+        """The encoder of a Mask2Former or MaskFormer; an EoMT is one as a whole."""
         pixels = getattr(getattr(self.net, "model", None), "pixel_level_module", None)
         return None if pixels is None else pixels.encoder
 

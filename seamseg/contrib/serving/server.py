@@ -34,7 +34,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 class ServerEnd(NamedTuple):
-    """The end of a server: number of requests in progress that were cut off; whether threads still compute for them."""
+    """Number of requests in progress that the end cut off, and whether threads still compute for them."""
 
     cut_off: int
     is_computing: bool

@@ -13,7 +13,7 @@ STRIDES = {"mod2": 4, "mod3": 8, "mod4": 16, "mod5": 32}
 
 @dataclass(frozen=True)
 class TimmKeys:
-    """Keys of the section [body timm]."""
+    """Options of the section [body timm]."""
 
     drop_path: float = key(
         "stochastic depth, arXiv 1603.09382: probability of skipping the last block in training, which earlier blocks "
