@@ -12,8 +12,9 @@ from dataclasses import dataclass
 class Kind:
     """A kind of network.
 
-    `task` is what it does, as the Hugging Face Hub names it. Each of its `modules` has its own state
-    dict in a snapshot. Its `losses` have the order of `[optimizer] loss_weights`. The keys in `ignored`, `section.key` or a whole `section`, have no effect.
+    `task` is what it does, as the Hugging Face Hub names it. Each of its `modules` has its own state dict in a
+    snapshot. Its `losses` have the order of `[optimizer] loss_weights`. The keys in `ignored`, `section.key` or a whole
+    `section`, have no effect.
     """
 
     task: str
