@@ -352,7 +352,7 @@ def export_net(
     elif isinstance(net, WholeNetwork):
         made = WholeExport(net, *normalisation)
     elif part == "dense":
-        made = DenseExport(net, *normalisation)
+        made = DenseExport(cast("PanopticNet | SemanticNet", net), *normalisation)
     elif isinstance(net, SemanticNet):
         made = SemanticExport(net, *normalisation)
     else:

@@ -12,7 +12,8 @@ from typing import Any
 from PIL import Image
 
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results import ImageResult, result_of
+from seamseg.inference.results import result_of
+from seamseg.inference.results.base import ImageResult
 from seamseg.maps.formats.metadata import class_infos
 from seamseg.maps.images import pixels_of
 from seamseg.maps.predictions import ArrayPrediction
