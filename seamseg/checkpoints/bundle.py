@@ -38,7 +38,7 @@ from seamseg.models.build import build_network
 from seamseg.models.network import Network
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import decode_text, read_text
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, open_file, read_member
 
 
@@ -216,7 +216,7 @@ def _beside(found: Path) -> _Parts:
     return _Parts(
         found,
         str(found),
-        _decoded(read_bytes(config, "configuration", CONFIG_BYTES), str(config)) if config.is_file() else None,
+        read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None,
         classes,
         str(found),
         licence if isinstance(licence, str) else "",
@@ -268,7 +268,7 @@ def _from_zip(path: Path) -> _Parts:
     return _Parts(
         io.BytesIO(content[snapshot]),
         f"{path}:{snapshot}",
-        None if config is None else _decoded(content[config], f"{path}:{config}"),
+        None if config is None else decode_text(content[config], f"{path}:{config}", "configuration"),
         None if metadata is None else parse_metadata(content[metadata], f"{path}:{metadata}"),
         str(path),
     )
@@ -279,13 +279,6 @@ def _member(names: list[str], pattern: str, path: Path) -> str | None:
     if len(found) > 1:
         raise InputError(f"{path}: holds {len(found)} files {pattern} ({', '.join(found[:3])}), expected one")
     return found[0] if found else None
-
-
-def _decoded(text: bytes, source: str) -> str:
-    try:
-        return text.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{source}: not a configuration: it is not UTF-8 text") from None
 
 
 def _config(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from seamseg.config.experiments import CLASS_TABLES, experiments
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.files import read_text
 from seamseg.utils.limits import CONFIG_BYTES, read_ini
 
 NAMES = "names"
@@ -86,9 +86,8 @@ class ClassTable:
             known = [NAMES, *tables]
             meant = did_you_mean(self.table, known) or f"; packaged are {', '.join(known)}"
             raise InputError(f"{self.given}: no such table of classes{meant}")
-        data = read_bytes(path, "table of classes", CONFIG_BYTES)
         where = f"{path}: not a table of classes"
-        sections = read_ini(decode_text(data, path, "table of classes"), where, "=", _key)
+        sections = read_ini(read_text(path, "table of classes", CONFIG_BYTES), where, "=", _key)
         if list(sections) != ["classes"]:
             raise InputError(f"{where}: it must have one section, [classes]")
         entries = sections["classes"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, WIDER_RESNETS
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import open_file
+from seamseg.utils.files import hash_content
 
 _RELEASE_0_0_1 = ("b959d936", "28d42cd3", "adf52110", "0f9746be", "74e9405a", "c6907524")
 """Begin of the MD5 of the files of the release 0.0.1."""
@@ -34,14 +34,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], tuple[Mapping[str, Any], ...]], ...] = (
 def refuse_old_release(path: str | Path) -> None:
     """Raise InputError for a published file of the release 0.0.1, whose networks were others."""
     digest = hashlib.md5(usedforsecurity=False)
-    try:
-        with open_file(path) as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    hash_content(Path(path), digest)
     if digest.hexdigest().startswith(_RELEASE_0_0_1):
         raise InputError(
             f"{path}: weights of inplace_abn 0.0.1, which are only compatible with release 0.0.1: "

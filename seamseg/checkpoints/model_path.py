@@ -17,8 +17,7 @@ from seamseg.checkpoints.foreign import (
 from seamseg.checkpoints.hub import fetch, is_hub_uri, is_repo_name
 from seamseg.checkpoints.names import MODEL_FILES, SNAPSHOT_NAMES, WEIGHTS_NAME
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import is_hidden, nearest_path
-from seamseg.utils.limits import open_file
+from seamseg.utils.files import hash_content, is_hidden, nearest_path
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """MD5 of the published zip according to the README of the original project; not verified."""
@@ -71,12 +70,7 @@ def digest(path: str | Path) -> str:
     else:
         files = [snapshot_in(path) if path.is_dir() else path]
     for file in files:
-        try:
-            with open_file(file) as stream:
-                while block := stream.read(1 << 20):
-                    state.update(block)
-        except OSError as error:
-            raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
+        hash_content(file, state)
     return state.hexdigest()
 
 

@@ -22,7 +22,7 @@ from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.extensions import RECIPES
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.files import read_text
 from seamseg.utils.limits import CONFIG_BYTES, read_ini
 
 _LAYOUT = (("body", "out_channels"), ("body", "out_strides"), ("fpn", "inputs"))
@@ -114,7 +114,7 @@ def _read_text(path: Path, named_by: str = "") -> str:
         raise InputError(f"{named_by}{path}: is a folder, not a config file")
     if not os.path.exists(path):
         raise InputError(f"{named_by}{path}: no such config file{near_files(path)}")
-    return decode_text(read_bytes(path, "config file", CONFIG_BYTES), path, "config file")
+    return read_text(path, "config file", CONFIG_BYTES)
 
 
 def _with_bases(layer: _Layer) -> list[_Layer]:

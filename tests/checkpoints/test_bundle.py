@@ -202,7 +202,7 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
         ({"bin": pack_metadata(CLASSES)[:-7]}, ":metadata.bin: not a metadata file"),
         ({"bin": None}, "give metadata.bin with `meta=FILE`"),
         ({"ini": b"[roi]\nnum_sampels = 3\n"}, "unknown key 'num_sampels' in [roi]; did you mean 'num_samples'?"),
-        ({"ini": b"\xff\xfe\x00"}, "config.ini: not a configuration: it is not UTF-8 text"),
+        ({"ini": b"\xff\xfe\x00"}, "config.ini: cannot be read as a configuration: line 1 is not UTF-16 text; save"),
     ],
 )
 def test_a_wrong_file_in_a_zip_is_named(tmp_path: Path, changes: dict[str, bytes | None], expected: str) -> None:

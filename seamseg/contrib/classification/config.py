@@ -18,7 +18,7 @@ from seamseg.config import sections
 from seamseg.config.experiments import CLASSIFIERS, near_files, packaged_classifier
 from seamseg.config.values import ValueProblem, expected, format_value, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.files import read_text
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 from seamseg.utils.output import warn
 
@@ -210,7 +210,7 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
     if not path.exists():
         raise InputError(f"{path}: no such config file{near_files(path, CLASSIFIERS)}")
     try:
-        content = parse_json(decode_text(read_bytes(path, "config file", CONFIG_BYTES), path, "config file"))
+        content = parse_json(read_text(path, "config file", CONFIG_BYTES))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from None
     except ValueError as error:

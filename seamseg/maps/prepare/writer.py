@@ -42,9 +42,9 @@ from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.files import (
     PARTIAL,
     cannot_write,
-    decode_text,
     join_inside,
     read_bytes,
+    read_text,
     refuse_links,
     replacing,
     write_atomically,
@@ -270,7 +270,7 @@ class DatasetWriter:
 
     def _listed(self, split: str) -> list[str]:
         path = self.root / "lst" / f"{split}.txt"
-        return decode_text(read_bytes(path, "list of images"), path, "list of images").splitlines()
+        return read_text(path, "list of images").splitlines()
 
     def _finished(self, split: str) -> dict[str, dict[str, Any]]:
         """Return the records of the images of a finished split, as the journal has them."""

@@ -15,7 +15,7 @@ import numpy as np
 from seamseg.maps.formats.cityscapes.labels import LABEL_OF
 from seamseg.maps.formats.id_png import png_chunk
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.files import read_text
 from seamseg.utils.limits import MIB
 
 LIST_BYTES = 64 * MIB
@@ -37,7 +37,7 @@ def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
     Masks are relative to the folder of the text file, and must be below `root`.
     """
     what = "list of instances"
-    lines = decode_text(read_bytes(path, what, LIST_BYTES), path, what).splitlines()
+    lines = read_text(path, what, LIST_BYTES).splitlines()
     limit = os.path.abspath(root)
     found: dict[Path, PredictedInstance] = {}
     for number, line in enumerate(lines, start=1):
