@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_json
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_object
 from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
@@ -230,7 +230,7 @@ STATEMENT_FORMAT = 1
 
 def read_statement(path: Path) -> dict[str, Any]:
     """Read `metadata.json` of a folder of `seamseg convert-model`; InputError also for a later format."""
-    content = read_json(path, "list of classes")
+    content = read_object(path, "list of classes")
     found = content.get("format")
     if not isinstance(found, int) or found < 1:
         raise InputError(f"{path}: states no format: it was not written by `seamseg convert-model`")

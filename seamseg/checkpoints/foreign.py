@@ -9,8 +9,8 @@ from typing import Any
 
 from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CONFIG_NAME
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import join_inside, read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, parse_json
+from seamseg.utils.files import join_inside, read_json
+from seamseg.utils.limits import CONFIG_BYTES
 
 TRANSFORMERS_CONFIG_NAME = "config.json"
 TORCHVISION = "torchvision:"
@@ -55,7 +55,7 @@ def is_transformers(path: Path) -> bool:
     """
     file = path / TRANSFORMERS_CONFIG_NAME
     try:
-        return file.is_file() and "model_type" in read_json(file)
+        return file.is_file() and "model_type" in read_object(file)
     except OSError:
         return False
     except InputError:
@@ -63,12 +63,9 @@ def is_transformers(path: Path) -> bool:
         return not ours and any((path / name).is_file() for name in (*_SAFETENSORS[:2], *_PICKLES[:2]))
 
 
-def read_json(file: Path, what: str = "configuration") -> dict[str, Any]:
+def read_object(file: Path, what: str = "configuration") -> dict[str, Any]:
     """Read a JSON object; raise InputError if it is missing, too large or something else."""
-    try:
-        content = parse_json(read_bytes(file, what, CONFIG_BYTES))
-    except ValueError as error:
-        raise InputError(f"{file}: not JSON, or a truncated one ({error}); copy it again") from None
+    content = read_json(file, what, CONFIG_BYTES)
     if not isinstance(content, dict):
         raise InputError(f"{file}: not a JSON object")
     return content
@@ -77,9 +74,9 @@ def read_json(file: Path, what: str = "configuration") -> dict[str, Any]:
 def read_processor(folder: Path) -> dict[str, Any]:
     """Read the settings of the image processor of a model of transformers; empty if it has none."""
     if (file := folder / _PROCESSOR_NAME).is_file():
-        return read_json(file)
+        return read_object(file)
     file = folder / _PROCESSOR_WITH_TOKENIZER_NAME
-    found = read_json(file).get("image_processor") if file.is_file() else None
+    found = read_object(file).get("image_processor") if file.is_file() else None
     return found if isinstance(found, dict) else {}
 
 
@@ -108,7 +105,7 @@ def transformers_weights(folder: Path) -> list[Path]:
 
 
 def _parts(folder: Path, index: Path) -> list[Path]:
-    table = read_json(index).get("weight_map")
+    table = read_object(index).get("weight_map")
     names = set(table.values()) if isinstance(table, dict) and all(isinstance(n, str) for n in table.values()) else ()
     if not names:
         raise InputError(f"{index}: lists no files of weights")

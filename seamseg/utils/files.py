@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
-from seamseg.utils.limits import TEXT_BYTES, open_file, read_limited
+from seamseg.utils.limits import TEXT_BYTES, open_file, parse_json, read_limited
 from seamseg.utils.output import echo
 
 PARTIAL = ".partial"
@@ -176,6 +176,14 @@ def decode_text(data: bytes, name: object, what: str) -> str:
 def read_text(path: Path, what: str, limit: int = TEXT_BYTES) -> str:
     """Read a text; errors as of :func:`read_bytes` and :func:`decode_text`."""
     return decode_text(read_bytes(path, what, limit), path, what)
+
+
+def read_json(path: Path, what: str, limit: int = TEXT_BYTES) -> Any:
+    """Read JSON, see :func:`seamseg.utils.limits.parse_json`; InputError if it is none."""
+    try:
+        return parse_json(read_bytes(path, what, limit))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON, or a truncated one ({error}); copy it again") from None
 
 
 def listed_names(data: bytes, name: object, what: str) -> list[str]:

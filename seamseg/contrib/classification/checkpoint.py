@@ -27,8 +27,8 @@ from seamseg.contrib.classification.network import Classifier, build_classifier
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, parse_json
+from seamseg.utils.files import read_json
+from seamseg.utils.limits import CONFIG_BYTES
 
 CLASSIFICATION = "classification"
 """Kind of a classifier, beside those of :data:`seamseg.config.kinds.KINDS`."""
@@ -191,10 +191,7 @@ def class_names(path: Path, config: ClassifierConfig) -> list[str]:
     listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
     if not listed.is_file():
         return [str(number) for number in range(config.network.classes)]
-    try:
-        names = parse_json(read_bytes(listed, "list of classes", CONFIG_BYTES))
-    except ValueError as error:
-        raise InputError(f"{listed}: not JSON, or a truncated one ({error})") from None
+    names = read_json(listed, "list of classes", CONFIG_BYTES)
     if not isinstance(names, list) or len(names) != config.network.classes:
         raise InputError(f"{listed}: not a list of {config.network.classes} names, the classes of the network")
     return [str(name) for name in names]

@@ -16,8 +16,8 @@ from seamseg.contrib.deploy.model_folder import ConversionOptions, ConvertedMode
 from seamseg.inference.results import result_of
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.utils.errors import InputError, require_packages
-from seamseg.utils.files import read_bytes, write_atomically
-from seamseg.utils.limits import EVALUATION_BYTES, parse_json
+from seamseg.utils.files import read_json, write_atomically
+from seamseg.utils.limits import EVALUATION_BYTES
 
 CARD_NAME = "README.md"
 _TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -136,10 +136,7 @@ def _licence(licence: str) -> dict[str, str]:
 
 def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
     """Return the scores of a file by name: the identifier of the metric, and the value in percent."""
-    try:
-        content = parse_json(read_bytes(path, "file of scores", EVALUATION_BYTES))
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON, or a truncated one ({error})") from None
+    content = read_json(path, "file of scores", EVALUATION_BYTES)
     main_score = result_of(made.kind).main_score
     if _number(content, main_score) is None:
         raise InputError(f"{path}: no {main_score}: not the scores of a network of kind {made.kind}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import on_meta
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_json, transformers_weights
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_object, transformers_weights
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.contrib.foreign.families import Family
@@ -29,7 +29,7 @@ def load_network(folder: Path, family: Family) -> nn.Module:
     """Build a network and load its weights, on the CPU in float32."""
     with quiet() as transformers:
         model_class = getattr(transformers, family.model_class)
-        content = read_json(folder / TRANSFORMERS_CONFIG_NAME)
+        content = read_object(folder / TRANSFORMERS_CONFIG_NAME)
         config = built_by(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
         make_plain(config)
         state = _read_state(folder)

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.checkpoints.foreign import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_json, read_processor
+from seamseg.checkpoints.foreign import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_object, read_processor
 from seamseg.config import Config
 from seamseg.contrib.foreign.class_lists import NetworkClasses, identify
 from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
@@ -151,7 +151,7 @@ class TransformersModel:
         self.name = str(model)
         self._device = choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
-        content = read_json(self._folder / TRANSFORMERS_CONFIG_NAME)
+        content = read_object(self._folder / TRANSFORMERS_CONFIG_NAME)
         self._processor = read_processor(self._folder)
         self.family = family_of(content, self._processor, self.name)
         _warn_of_other_task(self._folder)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_json
+from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_object
 from seamseg.checkpoints.model_path import local_model
 from seamseg.components import Network, NetworkContext, key, network
 from seamseg.contrib.foreign.class_lists import ClassNames, NetworkClasses
@@ -92,7 +92,7 @@ class TransformersTraining(Network):
         if not keys.model:
             return keys
         folder = _folder(keys.model)
-        content = read_json(folder / TRANSFORMERS_CONFIG_NAME)
+        content = read_object(folder / TRANSFORMERS_CONFIG_NAME)
         for unused in ("id2label", "label2id"):
             content.pop(unused, None)
         text = json.dumps(content)
@@ -104,7 +104,7 @@ class TransformersTraining(Network):
         if not self.keys.model or not self.keys.pretrained:
             return None
         folder = _folder(self.keys.model)
-        stated = column_names(read_json(folder / TRANSFORMERS_CONFIG_NAME), self.keys.model)
+        stated = column_names(read_object(folder / TRANSFORMERS_CONFIG_NAME), self.keys.model)
         source = load_network(folder, self.family).state_dict()
         num_stuff, num_thing = self.context.num_stuff, self.context.num_thing
         count = len(categories)

@@ -14,8 +14,8 @@ from seamseg.maps.formats.id_png import read_id_png, read_id_runs
 from seamseg.maps.idmaps.id_runs import IdRuns
 from seamseg.maps.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import join_inside, read_bytes
-from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
+from seamseg.utils.files import join_inside, read_json
+from seamseg.utils.limits import ANNOTATION_BYTES, whole_number
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,7 @@ def _score(value: Any) -> float | None:
 def _read_json(path: Path) -> Any:
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected a COCO panoptic JSON")
-    try:
-        return parse_json(read_bytes(path, "COCO panoptic JSON", ANNOTATION_BYTES))
-    except ValueError as error:
-        raise InputError(f"{path}: not a JSON file, or truncated: {error}") from error
+    return read_json(path, "COCO panoptic JSON", ANNOTATION_BYTES)
 
 
 def _annotation(entry: Any, path: Path) -> Annotation:

@@ -18,8 +18,8 @@ from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions, Conversion
 from seamseg.maps.prepare.pairs import Instances, number_segments
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError, did_you_mean
-from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, parse_json
+from seamseg.utils.files import read_json
+from seamseg.utils.limits import CONFIG_BYTES
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ def read_rules(path: str | Path) -> MergeRules:
     `classes` (such a mapping), `stuff`, `things` (lists of merged names) and `splits` (a mapping).
     """
     path = Path(path)
-    try:
-        content: Any = parse_json(read_bytes(path, "class mapping", CONFIG_BYTES))
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+    content = read_json(path, "class mapping", CONFIG_BYTES)
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, as {{'car': 'vehicle'}}")
     kinds = {"classes": dict, "splits": dict, "stuff": list, "things": list}

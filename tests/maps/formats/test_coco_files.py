@@ -239,7 +239,7 @@ def test_missing_and_wrong_files(pair, tmp_path):
         evaluate_panoptic_json(tmp_path / "none.json", pred)
     with pytest.raises(InputError, match="is a folder, expected a COCO panoptic JSON"):
         evaluate_panoptic_json(tmp_path, pred)
-    for text, words in ((gt.read_text()[:99], "not a JSON file, or truncated"), ("[]", "not a COCO panoptic file")):
+    for text, words in ((gt.read_text()[:99], "not JSON, or a truncated one"), ("[]", "not a COCO panoptic file")):
         gt.write_text(text)
         with pytest.raises(InputError, match=words):
             evaluate_panoptic_json(gt, pred)
