@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         # with --anonymize, detections below the threshold are hidden, too
         has_threshold = "score_threshold" in result_of(predictor.kind).options
         if summary.empty and options.hide is None and has_threshold:
-            echo(_nothing_found(summary.done, predictor.thresholds.score_threshold), file=sys.stderr)
+            images, score = counted(summary.done, "image"), predictor.thresholds.score_threshold
+            echo(f"nothing was found in {summary.done} of {images}; --score-threshold is {score:g}", file=sys.stderr)
         if options.hide is not None:
             echo("hidden is only what the network found: look at the images before you publish them", file=sys.stderr)
 
@@ -110,8 +111,3 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
     if summary.several_frames:
         files = counted(summary.several_frames, "file")
         echo(f"{files} with several frames or pages: only the first was used", file=sys.stderr)
-
-
-def _nothing_found(done: int, score_threshold: float) -> str:
-    images = counted(done, "image")
-    return f"nothing was found in {done} of {images}; --score-threshold is {score_threshold:g}"

@@ -13,13 +13,12 @@ from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
 from seamseg.inference.images import PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
-from seamseg.maps.images import pixel_count
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.folder import OutputFolder, output_path
 from seamseg.predicting.manifest import Done, Line, ManifestWriter
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource
+from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, header_pixels
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import errors_of
@@ -95,12 +94,10 @@ def default_workers(sources: Sequence[Source | Video], world: World) -> int:
     """
     if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
         return 0
-    large = []
-    for source in sources[:: max(len(sources) // 8, 1)]:
-        if isinstance(source, Source) and not source.address and not source.problem:
-            with suppress(InputError):  # reported when its turn comes
-                large.append(pixel_count(source.path) >= LARGE_PIXELS)
-    return 0 if 2 * sum(large) > len(large) else share_cores().decoders
+    found = [header_pixels(source) for source in sources[:: max(len(sources) // 8, 1)]]
+    known = [pixels for pixels in found if pixels is not None]
+    large = sum(pixels >= LARGE_PIXELS for pixels in known)
+    return 0 if 2 * large > len(known) else share_cores().decoders
 
 
 def predict_all(

@@ -67,7 +67,7 @@ class ImageReader:
 
         Large images are decoded in this thread, after all images before them; memory does not grow with the threads.
         """
-        for alone, items in groupby(self._items(), lambda one: workers <= 1 or _is_large(one[1])):
+        for alone, items in groupby(self._items(), lambda one: workers <= 1 or is_large(header_pixels(one[1]) or 0)):
             if alone:
                 for one in items:
                     with keep_turn():  # of a large image, until its outputs are written
@@ -115,9 +115,9 @@ class ImageReader:
             return UnreadableSource(source, f"{source}: cannot be decoded: {describe_error(error)}")
 
 
-def _is_large(item: Source | VideoFrame) -> bool:
-    """Return whether an image is decoded alone, by its header."""
+def header_pixels(item: Source | VideoFrame | Video) -> int | None:
+    """Return the pixels of an image by the header of its file; None for videos, and for what cannot be read."""
     if isinstance(item, Source) and not item.address and not item.problem:
         with suppress(InputError, MemoryError):  # reported when its turn comes
-            return is_large(pixel_count(item.path))
-    return False
+            return pixel_count(item.path)
+    return None
