@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+import traceback
 from dataclasses import MISSING, fields
 from functools import partial
 
@@ -46,6 +47,20 @@ def test_models_are_run_with_the_same_options(name):
         assert f"\n{field.name} : {field.metadata['text']}" in function.__doc__
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'tiels'"):
         function("none.zip", tiels="off")
+
+
+def test_the_way_to_the_weights_is_short(micro_run, monkeypatch):
+    """Four functions from `load` to `torch.load`."""
+    ways = []
+
+    def noted(*args, **keywords):
+        ways.append([frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe(1))])
+        raise OSError("that is all")
+
+    monkeypatch.setattr("torch.load", noted)
+    with pytest.raises(InputError):
+        seamseg.load(micro_run, device="cpu")
+    assert ways[0][: ways[0].index("load") + 1] == ["load_tensors", "open_model", "open_for_inference", "load"]
 
 
 @pytest.mark.usefixtures("narrow")
