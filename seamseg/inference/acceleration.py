@@ -22,7 +22,7 @@ from seamseg.models.folding import Net
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
@@ -55,8 +55,10 @@ def accelerated(
 
     `compile` compiles body, RPN head and semantic head with torch.compile, `cuda_graphs` records them, one graph for
     each size of the network's input, and `pad_to` pads its sides to multiples, so that there are fewer sizes.
-    SeamsegError if the compiler does not work here.
+    InputError without a GPU for graphs, SeamsegError if the compiler does not work here.
     """
+    if cuda_graphs and device.type != "cuda":
+        raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
     if not (compile or cuda_graphs):
         return net.with_options(pad_to=pad_to)
     run: Function = CompiledDense(net, device, backend) if compile else net.dense

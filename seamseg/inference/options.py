@@ -13,8 +13,6 @@ from seamseg.utils.options import option, override_texts
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
     from seamseg.config import Config
     from seamseg.data.input_size import InputSize
     from seamseg.inference.tiling import Tiling
@@ -193,6 +191,8 @@ class InferenceOptions:
 
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
             raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
+        if self.pad_to > 1 and self.augmentation is not None:
+            raise InputError("`pad_to` cannot be combined with `tta`: the padding of the views would differ")
         if self.tta_fusion not in TTA_FUSIONS:
             raise InputError(f"`tta_fusion={self.tta_fusion}`: choose one of {', '.join(TTA_FUSIONS)}")
         if self.size is not None and (self.shortest_size is not None or self.longest_max_size is not None):
@@ -210,16 +210,6 @@ class InferenceOptions:
     def augmentation(self) -> Augmentation | None:
         """The views of test-time augmentation; None for one plain view."""
         return Augmentation.parse(self.tta)
-
-    def check(self, device: torch.device) -> None:
-        """Raise InputError if a device does not support these options."""
-        from seamseg.models.folding import choose_precision
-
-        choose_precision(self.precision, device)
-        if self.cuda_graphs and device.type != "cuda":
-            raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
-        if self.pad_to > 1 and self.augmentation is not None:
-            raise InputError("`pad_to` cannot be combined with `tta`: the padding of the views would differ")
 
     def changed(self, names: Iterable[str]) -> str | None:
         """Return the first of some options that has another value than by default; None if all have it."""

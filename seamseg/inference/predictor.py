@@ -374,7 +374,6 @@ def open_for_inference(
             raise
         raise InputError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
     chosen = choose_device(device)
-    options.check(chosen)
     return TrainedModel(open_model(model, config, meta, list(options.overrides)), chosen, options)
 
 
