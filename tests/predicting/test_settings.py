@@ -77,9 +77,10 @@ def test_a_header_has_all_that_changes_the_outputs(model: Path) -> None:
     words = (str(model), "in", "out")
     assert of_command(*words) == DEFAULTS
     assert of_command(*words, "--batch-size", "3", "--limit", "1", "--compile", "--quiet") == DEFAULTS
-    changed = {"set": ["roi.nms_threshold=.3"], "tiles": "512", "min_area": 10, "pad_to": 64, "tta": "flip,0.75"}
-    flags = ("--set", "roi.nms_threshold=.3", "--tiles", "512", "--min-area", "10", "--pad-to", "64")
-    assert of_command(*words, *flags, "--tta", "flip,0.75") == DEFAULTS | changed
+    changed = {"set": ["roi.nms_threshold=.3"], "tiles": "512", "min_area": 10, "tta": "flip,0.75"}
+    flags = ("--set", "roi.nms_threshold=.3", "--tiles", "512", "--min-area", "10", "--tta", "flip,0.75")
+    assert of_command(*words, *flags) == DEFAULTS | changed
+    assert of_command(*words, "--pad-to", "64") == DEFAULTS | {"pad_to": 64}
 
 
 def test_python_has_the_header_of_the_command(model: Path) -> None:
