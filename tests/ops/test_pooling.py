@@ -56,17 +56,6 @@ def test_any_number_of_threads_gives_the_same(shape, memory_format):
         assert all(torch.equal(a, b) for a, b in zip(first, other))
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("window", [(3, 4), (6, 2), (9, 1), (1, 5), (20, 20)])
-def test_plain_form_in_bands(monkeypatch, window, memory_format):
-    x = torch.randn(2, 3, 11, 13).contiguous(memory_format=memory_format)
-    whole, gradient = plain.box_filter_pool(x, *window), plain.box_filter_pool_backward(x, *window)
-    monkeypatch.setattr(plain, "_BAND", 100)
-    assert_close(plain.box_filter_pool(x, *window), whole, rtol=1e-6, atol=1e-6)
-    assert_close(plain.box_filter_pool_backward(x, *window), gradient)
-    assert whole.is_contiguous(memory_format=memory_format)
-
-
 @pytest.mark.parametrize("window", [(3, 4), (6, 2), (9, 1), (1, 1)])
 def test_gradcheck(window):
     x = torch.randn(1, 2, 6, 5, dtype=torch.float64, requires_grad=True)

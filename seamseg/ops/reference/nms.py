@@ -13,19 +13,16 @@ _BLOCK = 256
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None) -> Tensor:
     """See :func:`seamseg.ops.nms.nms`; arguments are not checked."""
-    count = boxes.shape[0]
-    if count == 0:
-        return torch.empty(0, dtype=torch.int64, device=boxes.device)
     # overlaps in half precision have two correct digits only
     boxes = widened(boxes)
     order = torch.argsort(scores, descending=True, stable=True)
     if groups is None:
-        return order[_suppress(boxes[order], [count], iou_threshold, n_max)]
+        return _suppress(boxes, order, iou_threshold, n_max)
     order = order[torch.argsort(groups[order], stable=True)]
     lengths = torch.unique_consecutive(groups[order], return_counts=True)[1].tolist()
-    kept = order[_suppress(boxes[order], lengths, iou_threshold, n_max)]
+    parts = [_suppress(boxes, part, iou_threshold, n_max) for part in order.split(lengths)]
     # by score again; the sort by index before it keeps ties ordered by index
-    kept = kept.sort().values
+    kept = torch.cat((order[:0], *parts)).sort().values
     return kept[torch.argsort(scores[kept], descending=True, stable=True)]
 
 
@@ -44,61 +41,18 @@ def fixed_size(count: int, n_max: int, groups: Tensor | None) -> int | torch.Sym
     return torch.sym_min(count, n_max) if n_max > 0 and groups is None else count
 
 
-def _suppress(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
-    """Return the positions of the kept boxes, of boxes sorted by group and decreasing score; `lengths` are group sizes.
+def _suppress(boxes: Tensor, order: Tensor, threshold: float, n_max: int) -> Tensor:
+    """Return the indices that are kept of those in `order`, by decreasing score.
 
-    Works block by block: a block is tested against the kept boxes of its group at once, then within itself. The work
-    is `kept x N` overlaps, vectorised, with one copy to the host a block; small groups share a block.
+    A block is tested against all boxes that are kept, then within itself.
     """
-    kept: list[Tensor] = []
-    start = 0
-    group = 0
-    while group < len(lengths):
-        # join small groups into one block: their cross overlaps are masked out
-        stop = group + 1
-        size = lengths[group]
-        while stop < len(lengths) and size + lengths[stop] <= _BLOCK:
-            size += lengths[stop]
-            stop += 1
-        if stop - group == 1:
-            kept.append(_suppress_one(boxes, start, start + size, threshold, n_max))
-        else:
-            kept.append(_suppress_joined(boxes[start : start + size], lengths[group:stop], threshold, n_max) + start)
-        start += size
-        group = stop
-    return torch.cat(kept)
-
-
-def _suppress_one(boxes: Tensor, start: int, stop: int, threshold: float, n_max: int) -> Tensor:
-    kept = boxes.new_empty(0, 4)
-    positions: list[Tensor] = []
-    total = 0
-    for first in range(start, stop, _BLOCK):
-        block = boxes[first : min(first + _BLOCK, stop)]
-        candidates = torch.arange(first, first + block.shape[0], device=boxes.device)
-        if total:
-            free = ~(box_iou(kept, block) >= threshold).any(0)
-            candidates = candidates[free]
-            block = boxes[candidates]
-        chosen = _greedy(box_iou(block, block) >= threshold)
-        if n_max > 0:
-            chosen = chosen[: n_max - total]
-        positions.append(candidates[chosen])
-        kept = torch.cat((kept, block[chosen]))
-        total += chosen.shape[0]
-        if 0 < n_max <= total:
-            break
-    return torch.cat(positions)
-
-
-def _suppress_joined(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
-    group = torch.repeat_interleave(torch.tensor(lengths)).to(boxes.device)
-    chosen = _greedy((box_iou(boxes, boxes) >= threshold) & (group[:, None] == group[None]))
-    if n_max > 0:
-        group = group[chosen]
-        first = torch.searchsorted(group, group)
-        chosen = chosen[torch.arange(len(chosen), device=boxes.device) - first < n_max]
-    return chosen
+    kept = order[:0]
+    for block in order.split(_BLOCK):
+        free = block[~(box_iou(boxes[kept], boxes[block]) >= threshold).any(0)]
+        kept = torch.cat((kept, free[_greedy(box_iou(boxes[free], boxes[free]) >= threshold)]))
+        if 0 < n_max <= kept.shape[0]:
+            return kept[:n_max]
+    return kept
 
 
 def _greedy(suppresses: Tensor) -> Tensor:
