@@ -96,7 +96,7 @@ def convert(
     otherwise : "refuse" raises an error if a norm cannot be converted; "keep" leaves it as it is, with one warning
     sync : also convert layers other than `SyncBatchNorm` to :class:`InPlaceABNSync`
     example : input of the network (a tuple for several): outputs, gradients and running statistics of the copy are
-        compared with those of the original, in both modes and in float64
+        compared with the original, in both modes and in float64
 
     Returns
     -------

@@ -16,8 +16,8 @@ _ROUNDINGS = 200
 def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any) -> None:
     """Raise ValueError, with `owner`, unless two networks have the same results, in training and evaluation mode.
 
-    Both are computed in float64 by copies, with the same random numbers; names are those of `expected`. Results may
-    differ by the rounding of the parameters, which is that of their own type. Of gradients of parameters and of buffers
+    Both are computed in float64 by copies, with the same random numbers; names are taken from `expected`. Results may
+    differ by the rounding of the parameters in their own type. Of gradients of parameters and of buffers
     the absolute values are compared: a conversion may change the sign of a channel of a convolution together with that
     of the norm after it.
     """

@@ -47,7 +47,7 @@ def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) 
     module : any network with layers :class:`ABN`, :class:`InPlaceABN` or :class:`InPlaceABNSync`; not changed
     sync : `SyncBatchNorm` in the place of :class:`InPlaceABNSync`, with its process group
     example : input of the network (a tuple for several): outputs, gradients and running statistics of the copy are
-        compared with those of the original, in both modes and in float64
+        compared with the original, in both modes and in float64
 
     Raises
     ------

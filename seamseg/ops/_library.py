@@ -1,6 +1,6 @@
 """The operators `torch.ops.seamseg.*`: their registration, the kernels of `csrc/`, and checks of arguments.
 
-The schemas are those of `schemas.inc`. The C++ library registers them, so that a program without Python has them too;
+The C++ library registers the schemas of `schemas.inc`, so that a program without Python has them too;
 this file does where it is not loaded. The dispatcher takes the C++ kernel for CPU tensors and the CUDA kernel for CUDA
 tensors where they were built, and the plain-torch implementation everywhere else. Each operator's file calls
 :func:`define` once.

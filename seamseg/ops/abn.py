@@ -23,6 +23,7 @@ from seamseg.ops.abn_steps import (
 )
 from seamseg.ops.activation import activate_, check_activation
 from seamseg.ops.reference import abn as plain
+from seamseg.ops.reference import wide
 
 
 class Norm(NamedTuple):
@@ -260,9 +261,9 @@ def gradients(
     statistics: ChannelStatistics,
     deferred: bool,
 ) -> tuple[Tensor, Tensor, GradientSums]:
-    """Compute the gradients of input and residual (empty without one), and the sums that hold those of the parameters.
+    """Compute the gradients of input and residual (empty without one), and the sums with the gradients of parameters.
 
-    Gradients of weight and bias are those of this rank alone; `deferred` as for :func:`gradient_sums`.
+    The latter are of this rank alone; `deferred` as for :func:`gradient_sums`.
     """
     sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
     beta = bias_of(bias, sums.scale)
@@ -299,7 +300,7 @@ def gradient_sums(
 
     A channel is unresolved if `gamma x_hat` is less than the spacing of the numbers that `y` is stored in, at the root
     mean square of `z` (1/128 of it in bfloat16): `x_hat` cannot be recovered there. With `deferred` the gradient of
-    gamma comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of
+    gamma comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects it for
     scales up to 16 spacings; else it shrinks with the square of gamma over the spacing.
     """
     mean, invstd, total, values = statistics
@@ -335,17 +336,17 @@ def _statistics(x: Tensor, weight: Tensor | None, norm: Norm) -> tuple[ChannelSt
     if norm.training:
         return batch_statistics(*abn_statistics(x), count_of(x), weight, norm)
     assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    invstd = torch.rsqrt(norm.running_var.to(wide) + norm.eps)
+    invstd = torch.rsqrt(norm.running_var.to(wide(x.dtype)) + norm.eps)
     # a copy: the averages may change before the backward pass
-    statistics = ChannelStatistics(norm.running_mean.to(wide, copy=True), invstd, None, count_of(x))
+    mean = norm.running_mean.to(wide(x.dtype), copy=True)
+    statistics = ChannelStatistics(mean, invstd, None, count_of(x))
     return statistics, gamma_of(weight, invstd, norm.eps) * invstd
 
 
 def batch_statistics(
     mean: Tensor, var: Tensor, count: int, weight: Tensor | None, norm: Norm
 ) -> tuple[ChannelStatistics, Tensor]:
-    """Join mean, biased variance and count of this rank with those of its group; return them and `gamma invstd`.
+    """Join mean, biased variance and count over the ranks of the group; return them and `gamma invstd`.
 
     Update the running averages; a batch of fewer than two values, which has no unbiased variance, is not counted.
     """
@@ -430,7 +431,7 @@ def _vector(weight: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return `x` in a memory format of the steps: that of `like`, or its own if contiguous or channels last."""
+    """Return `x` in a memory format of the steps: of `like`, or its own if contiguous or channels last."""
     if like is not None:
         return x if x.stride() == like.stride() else torch.empty_like(like, dtype=x.dtype).copy_(x)
     if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):

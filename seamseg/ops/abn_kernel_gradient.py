@@ -24,14 +24,15 @@ from seamseg.ops._library import differentiable_once
 from seamseg.ops.abn import dense
 from seamseg.ops.abn_steps import abn_scale_gradient
 from seamseg.ops.reference import abn as plain
+from seamseg.ops.reference import wide
 
 
 def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     """Have the gradient of the weight of a norm, `C`, computed by the kernel before it, where scales are small.
 
-    `dim` is that of the output channels of the kernel, in which the input of the norm must be linear. Return the
+    `dim` has the output channels of the kernel, in which the input of the norm must be linear. Return the
     kernel, to be used in this call of the layer, and the argument `deferred` of :func:`seamseg.ops.abn.inplace_abn`,
-    `2 x C`: its gradient is that of the weight, and a factor.
+    `2 x C`: its gradient is the gradient of the weight, and a factor.
     """
     result: tuple[Tensor, Tensor] = _DeferScaleGradient.apply(kernel, weight, dim)
     return result
@@ -40,14 +41,13 @@ def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[
 def scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor, dtype: torch.dtype, dim: int = 0) -> Tensor:
     """Compute the gradient of the weight of a norm, `C`, from the kernel before it, its gradient, and the sums.
 
-    `dweight` is :attr:`seamseg.ops.abn.GradientSums.dweight`, `dtype` that of the weight, `dim` that of the output
+    `dweight` is :attr:`seamseg.ops.abn.GradientSums.dweight`, `dtype` belongs to the weight, `dim` has the output
     channels of the kernel.
     """
     kernel = dense(kernel.detach().movedim(dim, 0))
-    wide = torch.float64 if kernel.dtype == torch.float64 else torch.float32
     product = plain.abn_scale_gradient if torch.compiler.is_compiling() else abn_scale_gradient
     dkernel = dense(dkernel.to(kernel.dtype).movedim(dim, 0), like=kernel)
-    return product(kernel, dkernel, dweight.to(wide).contiguous()).to(dtype)
+    return product(kernel, dkernel, dweight.to(wide(kernel.dtype)).contiguous()).to(dtype)
 
 
 class _DeferScaleGradient(torch.autograd.Function):
@@ -56,8 +56,8 @@ class _DeferScaleGradient(torch.autograd.Function):
         ctx.save_for_backward(kernel)
         ctx.dim, ctx.dtype = dim, weight.dtype
         # its values are not used: no memory, unless it needs another dtype for its gradient
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        deferred = weight.expand(2, -1) if weight.dtype == wide else weight.new_zeros(2, *weight.shape, dtype=wide)
+        dtype = wide(weight.dtype)
+        deferred = weight.expand(2, -1) if weight.dtype == dtype else weight.new_zeros(2, *weight.shape, dtype=dtype)
         return kernel.view_as(kernel), deferred
 
     @staticmethod

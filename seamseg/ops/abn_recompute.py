@@ -89,8 +89,8 @@ def cached_statistics(compute: Callable[..., T], *arguments: Any) -> T:
 def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     """Run `part(*inputs)`, keeping only inputs and outputs for the backward pass, which recomputes the rest.
 
-    Losses, gradients and running statistics are those of a plain call, bit by bit on the CPU. A part inside of another
-    one is called plainly, as are those of an exported network. Under `torch.compile` the compiler plans the
+    Losses, gradients and running statistics equal a plain call, bit by bit on the CPU. A part inside of another one is
+    called plainly, as are all parts of an exported network. Under `torch.compile` the compiler plans the
     recomputation; there, too, statistics and their exchange between processes are kept. `part` must compute the same in
     both runs; a function must not contain dropout.
     """
@@ -121,7 +121,7 @@ def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tenso
     """Run a cheap layer; operations of the `with` block do not keep its output for the backward pass.
 
     The backward pass computes it again from `make_input`, with the same statistics: gradients and running statistics
-    are those of a plain call, bit by bit. It saves memory where the input is kept anyway, or made from what is. The
+    equal a plain call, bit by bit. It saves memory where the input is kept anyway, or made from what is. The
     layer maps `N x C x H x W` to the same shape; its output must not be used after the block.
     """
     if torch.compiler.is_compiling() or not _can_recompute():
@@ -193,7 +193,7 @@ class _Recomputed:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what identifies the memory of a tensor as long as it lives, that of fake tensors too."""
+    """Return what identifies the memory of a tensor as long as it lives, of fake tensors too."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 

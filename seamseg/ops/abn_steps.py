@@ -12,20 +12,11 @@ from torch import Tensor
 
 from seamseg.ops._library import define
 from seamseg.ops.reference import abn as plain
-
-__all__ = [
-    "abn_backward_channels",
-    "abn_backward_input",
-    "abn_backward_reduce",
-    "abn_forward_channels",
-    "abn_scale_gradient",
-    "abn_statistics",
-    "abn_transform",
-]
+from seamseg.ops.reference import wide
 
 
 def _channels(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return x.new_empty(x.shape[1], dtype=wide(x.dtype))
 
 
 abn_statistics = define("abn_statistics", plain.abn_statistics, lambda x: (_channels(x), _channels(x)))
@@ -77,10 +68,10 @@ abn_backward_channels = define(
 The gradient of the input is `scale dz + offset + slope x_hat`, with `slope x_hat = slope_of_z (z - residual - bias)`.
 `dweight`, `2 x C`, has the gradient of the weight, and a factor for :func:`abn_scale_gradient`, 0 in most channels.
 
-joint : `4 x C`: sum, moment / gamma, squares and count over all ranks; None for those of this rank
+joint : `4 x C`: sum, moment / gamma, squares and count over all ranks; None for this rank alone
 total, local_total : count of values of the batch statistics: a float64 scalar, or with None a number
-count : that of the values of the sums
-spacing : that of stored numbers at 1
+count : number of values in the sums
+spacing : between stored numbers at 1
 deferred : compute the gradients of weights below the spacing for :func:`abn_scale_gradient`
 """
 

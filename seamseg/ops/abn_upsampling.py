@@ -29,6 +29,7 @@ from seamseg.ops.abn import (
 from seamseg.ops.abn_kernel_gradient import scale_gradient
 from seamseg.ops.abn_recompute import cached_statistics
 from seamseg.ops.abn_steps import abn_backward_input
+from seamseg.ops.reference import wide
 
 _PIXELS = 8192
 """Pixels whose products are summed at once."""
@@ -116,8 +117,7 @@ def _pixels(x: Tensor) -> Tensor:
 
 def _taps(kernel: Tensor, like: Tensor) -> Tensor:
     """Return `C x D x 2 x 2` as four matrices, `4 x C x D`, in full precision."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    return kernel.detach().to(dtype).permute(2, 3, 0, 1).reshape(4, *kernel.shape[:2])
+    return kernel.detach().to(wide(like.dtype)).permute(2, 3, 0, 1).reshape(4, *kernel.shape[:2])
 
 
 def _moments(pixels: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

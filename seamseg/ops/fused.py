@@ -70,7 +70,7 @@ class _Fused(nn.Module):
 class FusedConv2d(_Fused):
     """`act(convolution(x) + bias)`, for inference only: weight `O x I/groups x kh x kw` and bias `O` have no gradient.
 
-    Stride, padding (zeros), dilation and groups are those of the convolution `like`.
+    Stride, padding (zeros), dilation and groups are taken from the convolution `like`.
     """
 
     padding_mode = "zeros"

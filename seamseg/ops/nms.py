@@ -59,10 +59,6 @@ def _checked(
     return boxes.detach(), scores, float(iou_threshold), n_max, groups
 
 
-def _fake(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None) -> Tensor:
-    return boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
-
-
 def _fake_fixed(
     boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -70,5 +66,9 @@ def _fake_fixed(
     return boxes.new_empty((size,), dtype=torch.int64), boxes.new_empty((), dtype=torch.int64)
 
 
-_nms = define("nms", reference.nms, _fake)
+_nms = define(
+    "nms",
+    reference.nms,
+    lambda boxes, *rest: boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64),
+)
 _nms_fixed = define("nms_fixed", reference.nms_fixed, _fake_fixed)

@@ -1,6 +1,6 @@
 """Normalisation layers with an activation: ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity.
 
-Constructors and state-dict keys are those of the `inplace-abn` package, so that snapshots and code carry over.
+Constructors and state-dict keys equal the `inplace-abn` package, so that snapshots and code carry over.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class InPlaceABNSync(InPlaceABN):
 
 
 def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
-    """Return the ranks that share statistics: those of `group`, all for None; None if there is only one."""
+    """Return the ranks that share statistics: `group`, all for None; None if there is only one."""
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     group = distributed.group.WORLD if group is None else group

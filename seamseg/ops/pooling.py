@@ -1,6 +1,6 @@
 """Large stride-1 average pooling in few passes, and small poolings that keep little for the backward pass.
 
-The large one is that of docs/contract.md, section 3 "Semantic head".
+The large one belongs to the semantic head (docs/contract.md, section 3).
 """
 
 from __future__ import annotations

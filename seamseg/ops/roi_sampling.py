@@ -94,18 +94,8 @@ def roi_features(
         raise ValueError(f"roi_features: level must be {boxes.shape[0]} integers, got {describe(level)}")
     if min(padded_size) < 1:
         raise ValueError(f"roi_features: padded_size must be positive, got {tuple(padded_size)}")
-    height, width = out_size
-    return _roi_sampling(
-        list(levels),
-        widened(boxes.detach()),
-        index.long(),
-        level.long(),
-        list(padded_size),
-        height,
-        width,
-        False,
-        False,
-    )
+    boxes = widened(boxes.detach())
+    return _roi_sampling(list(levels), boxes, index.long(), level.long(), list(padded_size), *out_size, False, False)
 
 
 def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int, int]) -> None:
@@ -119,18 +109,8 @@ def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int
         raise ValueError(f"{op}: out_size must be positive, got {tuple(out_size)}")
 
 
-def _fake(
-    levels: Sequence[Tensor],
-    boxes: Tensor,
-    index: Tensor,
-    level: Tensor | None,
-    padded_size: Sequence[int],
-    height: int,
-    width: int,
-    nearest: bool,
-    zero: bool,
-) -> Tensor:
-    x = levels[0]
+def _fake(levels: Sequence[Tensor], boxes: Tensor, *others: Any) -> Tensor:
+    x, (height, width) = levels[0], others[3:5]
     shape = (boxes.shape[0], x.shape[1], height, width)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
@@ -145,15 +125,12 @@ def _fake_backward(
     ]
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     levels, boxes, index, level, padded_size, _, _, nearest, zero = inputs
     ctx.save_for_backward(boxes, index, level)
     ctx.shapes = [side for x in levels for side in x.shape]
-    ctx.channels_last = [_is_channels_last(x) for x in levels]
+    last = torch.channels_last
+    ctx.channels_last = [x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in levels]
     ctx.options = (padded_size, nearest, zero)
 
 

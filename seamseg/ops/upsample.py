@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seamseg.ops._library import check_same_device, define, describe, differentiate, forbid_second_derivative
 from seamseg.ops.reference import upsample as plain
+from seamseg.ops.reference import wide
 from seamseg.ops.reference.upsample import FUSIONS as FUSIONS  # part of the interface
 
 
@@ -53,9 +54,8 @@ def upsample_cross_entropy(
 ) -> Tensor:
     """Compute the cross-entropy of each pixel of an image, from logits of lower resolution.
 
-    Logits are upsampled like those of :func:`upsample_ohem_loss`, some rows at a time, and again in the backward pass:
-    memory does not grow with classes times pixels. Arguments and errors are those of :func:`upsample_ohem_loss`. The
-    result is `H x W`, 0 for void pixels; float32 for logits of half precision.
+    Arguments and errors as for :func:`upsample_ohem_loss`; as there, memory does not grow with classes times pixels.
+    The result is `H x W`, 0 for void pixels; float32 for logits of half precision.
     """
     _check("upsample_cross_entropy", logits, padded_size, valid_size)
     _check_target("upsample_cross_entropy", logits, target, valid_size)
@@ -73,9 +73,9 @@ def upsample_ohem_loss(
 
     Logits are `C x h x w`; sizes are (height, width), the valid one in the upper left corner of the padded one. The
     target is int64 `H x W` of the valid size; void (255) pixels have loss 0 but are counted. `ohem` is the fraction of
-    the pixels, those of largest loss (rounded up), None for all. The scalar is differentiable once; float32 for logits
-    of half precision. A class out of range is an error on the CPU, and void on a GPU, where the host would wait for the
-    check.
+    the pixels to average, largest loss first (rounded up), None for all. The scalar is differentiable once; float32 for
+    logits of half precision. A class out of range is an error on the CPU, and void on a GPU, where the host would wait
+    for the check.
     """
     _check("upsample_ohem_loss", logits, padded_size, valid_size)
     _check_target("upsample_ohem_loss", logits, target, valid_size)
@@ -99,44 +99,35 @@ def _check_target(op: str, logits: Tensor, target: Tensor, valid_size: tuple[int
     check_same_device(op, logits=logits, target=target)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _fake_argmax(logits: Tensor, padded_height: int, padded_width: int, height: int, width: int) -> Tensor:
-    return logits.new_empty((height, width), dtype=torch.int64)
-
-
 def _fake_loss(
     logits: Tensor, padded_height: int, padded_width: int, target: Tensor, ohem: float
 ) -> tuple[Tensor, Tensor]:
-    dtype = _wide(logits.dtype)
+    dtype = wide(logits.dtype)
     return logits.new_empty((), dtype=dtype), logits.new_empty(target.shape, dtype=dtype)
 
 
-def _fake_loss_backward(
-    grad: Tensor, logits: Tensor, padded_height: int, padded_width: int, target: Tensor, normaliser: Tensor, ohem: float
-) -> Tensor:
-    return logits.new_empty(logits.shape, dtype=_wide(logits.dtype))
-
-
-_upsample_argmax = define("upsample_argmax", plain.upsample_argmax, _fake_argmax)
+_upsample_argmax = define(
+    "upsample_argmax",
+    plain.upsample_argmax,
+    lambda logits, padded_height, padded_width, *size: logits.new_empty(size, dtype=torch.int64),
+)
 _upsample_ohem_loss = define("upsample_ohem_loss", plain.upsample_ohem_loss, _fake_loss)
 _upsample_ohem_loss_backward = define(
-    "upsample_ohem_loss_backward", plain.upsample_ohem_loss_backward, _fake_loss_backward
+    "upsample_ohem_loss_backward",
+    plain.upsample_ohem_loss_backward,
+    lambda grad, logits, *rest: logits.new_empty(logits.shape, dtype=wide(logits.dtype)),
 )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    logits, padded_height, padded_width, target, ohem = inputs
+    logits, *ctx.padded_size, target, ctx.ohem = inputs
     ctx.save_for_backward(logits, target, output[1])
-    ctx.settings = padded_height, padded_width, ohem
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None, None]:
     logits, target, normaliser = ctx.saved_tensors
-    padded_height, padded_width, ohem = ctx.settings
-    gradient = _upsample_ohem_loss_backward(grad, logits, padded_height, padded_width, target, normaliser, ohem)
+    height, width = ctx.padded_size
+    gradient = _upsample_ohem_loss_backward(grad, logits, height, width, target, normaliser, ctx.ohem)
     return gradient.to(logits.dtype), None, None, None, None
 
 

@@ -4,10 +4,10 @@ Winograd's F(4x4, 3x3) computes 4x4 outputs from 6x6 inputs with 36 products a p
 and kernel are transformed, multiplied by 36 matrix products over the channels, and transformed back. A dilated
 convolution is an ordinary one on each of the maps of every `dilation`-th pixel. The polynomials are evaluated at 0,
 +-3/4, +-3/2 and infinity: rounding errors are half of those with the usual points 0, +-1, +-2 and infinity, and in a
-whole network like those of the direct sum.
+whole network like with the direct sum.
 
 Tiles are computed as a whole: an input that is NaN or infinite makes all 16 outputs of its tile NaN, and may do so to
-those of the tiles beside it (with a dilation, tiles of every `dilation`-th pixel). The direct sum loses 3x3 pixels.
+the tiles beside it (with a dilation, tiles of every `dilation`-th pixel). The direct sum loses 3x3 pixels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRANSFORMS = 1.3
 """Time of the products with the transforms, of many channels, relative to the products alone."""
 
 _LEAST_WORK = 3 << 19
-"""Tiles x input channels x output channels from which the time saved is more than that of starting 36 products."""
+"""Tiles x input channels x output channels from which the time saved is more than 36 products take to start."""
 
 _REGIONS = 100
 """Number of regions that is assumed: the most detections of an image by default."""
@@ -46,10 +46,6 @@ def _input_fake(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
     return x.new_empty((36, tiles, x.shape[3]))
 
 
-def _output_fake(*_: object) -> None:
-    """Write into an argument."""
-
-
 winograd_input = define("winograd_input", plain.winograd_input, _input_fake)
 """Transform `rows` rows of tiles, from `first` on, of a map that is padded with `dilation` zeros.
 
@@ -57,7 +53,7 @@ Map a contiguous float32 `N x H x W x C`, C a multiple of 16, to `36 x tiles x C
 `dilation`-th pixel, row and column; a row of tiles has 4 pixels of each of these maps.
 """
 
-winograd_output = define("winograd_output", plain.winograd_output, _output_fake)
+winograd_output = define("winograd_output", plain.winograd_output, lambda *_: None)
 """Transform products back and write `leaky_relu(convolution + bias + residual)` into rows of tiles of the map `out`.
 
 The products are 36 of `tiles x C`, in the order of `winograd_input`; `slope` is 1 for no activation. `out` and the

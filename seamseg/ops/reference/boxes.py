@@ -30,7 +30,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def box_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of `a` and `b` from that of :func:`box_iou`; equal corners of a pair get half each.
+    """Compute the gradients of `a` and `b` in :func:`box_iou`; equal corners of a pair get half each.
 
     Boxes that only touch do not overlap.
     """

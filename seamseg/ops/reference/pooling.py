@@ -37,7 +37,7 @@ def box_filter_pool_backward(dy: Tensor, height: int, width: int) -> Tensor:
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """Return the memory format of results: that of the map, channels last where it is not dense."""
+    """Return the memory format of results: as the map, channels last where it is not dense."""
     # the memory format of a map of one row or column is ambiguous
     return torch.contiguous_format if x.is_contiguous() else torch.channels_last
 

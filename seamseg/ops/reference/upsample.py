@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seamseg.ops._library import differentiable_once
-from seamseg.ops.reference import widened
+from seamseg.ops.reference import wide, widened
 
 VOID = 255
 """Class of pixels that carry no loss."""
@@ -42,7 +42,7 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
     step = max(1, _chunk_elements(logits) // classes)
     for part in torch.split(unsure, step):
         row, column = part.div(width, rounding_mode="floor"), part % width
-        down, across = (widened(w).to(widened(table[:0]).dtype)[:, None] for w in (wy[row], wx[column]))
+        down, across = (w.to(wide(table.dtype))[:, None] for w in (wy[row], wx[column]))
         sides = []
         for side in (x0[column], x1[column]):
             top, bottom = (widened(table.index_select(0, y[row] * source_width + side)) for y in (y0, y1))
@@ -54,7 +54,7 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
 def upsample_fusion(logits: Sequence[Tensor], height: int, width: int, mode: str) -> tuple[Tensor, Tensor]:
     """See :func:`seamseg.ops.upsample.upsample_fusion`; arguments are not checked."""
     classes = torch.empty((height, width), dtype=torch.int64, device=logits[0].device)
-    scores = torch.empty((height, width), dtype=widened(logits[0][:0]).dtype, device=logits[0].device)
+    scores = torch.empty((height, width), dtype=wide(logits[0].dtype), device=logits[0].device)
     for start, stop in _chunks(logits[0], classes):
         views = (_Rows(view, (height, width), width, start, stop).upsample().softmax(0) for view in logits)
         scores[start:stop], classes[start:stop] = _FUSIONS[mode](views, len(logits))
@@ -157,7 +157,7 @@ def upsample_ohem_loss_backward(
 
 def _entropy_and_normaliser(logits: Tensor, padded_size: tuple[int, int], classes: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of each pixel, and the log of the sum of the exponentials of its scores, `H x W`."""
-    entropy = torch.empty(classes.shape, dtype=widened(logits[:0]).dtype, device=logits.device)
+    entropy = torch.empty(classes.shape, dtype=wide(logits.dtype), device=logits.device)
     normaliser = torch.empty_like(entropy)
     for start, stop in _chunks(logits, classes):
         scores = _Rows(logits, padded_size, classes.shape[1], start, stop).upsample()
@@ -222,7 +222,7 @@ class _Rows:
         return self.matrix @ wide[..., : self.valid_width]
 
     def adjoint(self, gradient: Tensor) -> Tensor:
-        """Map a gradient `C x rows x valid width` to that of `source`."""
+        """Map a gradient `C x rows x valid width` to the gradient of `source`."""
         wide = functional.pad(self.matrix.T @ gradient, (0, self.padded_width - self.valid_width))
         shape = self.source.shape
         size = [shape[1], self.padded_width]
