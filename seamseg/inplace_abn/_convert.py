@@ -91,7 +91,8 @@ def convert(
     ----------
     module : any network; not changed
     relu : activation in the place of every ReLU of the network, "leaky_relu:0.01" or "elu:1.0", which changes its
-        function (in-place ABN needs an invertible activation); None refuses norms that a ReLU follows
+        function (in-place ABN needs an invertible activation); None refuses norms that a ReLU follows. Calls of
+        `relu` in a `forward` that `torch.fx` cannot trace stay
     small_scales : scales below `eps`, which in-place ABN cannot represent: "refuse", or "clamp" raises them to `eps`
     otherwise : "refuse" raises an error if a norm cannot be converted; "keep" leaves it as it is, with one warning
     sync : also convert layers other than `SyncBatchNorm` to :class:`InPlaceABNSync`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +62,7 @@ class Forwards:
         self._network = network
         self._graphs: dict[str, fx.Graph] = {}
         self._changed: set[str] = set()
+        self._registered = Counter(id(module) for module in self.modules.values())
         for name, module in self.modules.items():
             # a module that nothing calls may still be called by a forward around it that cannot be traced
             used = name == "" or name in self.calls or self.untraced_around(name) is not None
@@ -70,6 +71,8 @@ class Forwards:
 
     def _trace(self, name: str, module: nn.Module) -> None:
         try:
+            if self._registered[id(module)] > 1:
+                raise ValueError("is registered under two names")
             graph = self._graphs[name] = _traced(module)
         except Exception as error:
             reason = " ".join(str(error).split())[:120] or type(error).__name__

@@ -329,6 +329,21 @@ def test_what_follows_a_module_that_ends_with_a_norm(forward, activation):
     assert getattr(made.body[1], "activation", None) == activation
 
 
+def test_a_module_with_two_names_is_not_rewritten():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = self.second = Twice("relu function")
+
+        def forward(self, x):
+            return self.first(x) + self.second(x)
+
+    with pytest.warns(UserWarning, match="first.bn, second.bn: the layer is registered under two names"):
+        made = convert(Shared(), relu="elu:1.0", otherwise="keep", example=torch.randn(2, 4, 3, 3))
+    assert type(made.first) is Twice
+    assert made.first is made.second
+
+
 def test_inside_a_network_that_cannot_be_traced():
     class ByValue(nn.Module):
         def __init__(self):
