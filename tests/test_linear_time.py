@@ -161,7 +161,7 @@ def panoptic_file(n: int, folder: Path) -> Callable[[], object]:
     frame = photo_frame(folder, "", side)
     Image.fromarray(rgb).save(folder / "map.png")
     info = [(k, 1, 0) for k in range(1, n + 1)], (side, side)
-    frame = SourceFrame("photo", frame.photo, folder / "map.png", "photo.png", info=info)
+    frame = SourceFrame("photo", frame.image, folder / "map.png", "photo.png", info=info)
     return lambda: panoptic.read_instances(frame, LISTED, 255)
 
 
@@ -200,7 +200,7 @@ def tasks(n: int, folder: Path) -> Callable[[], object]:
 def addresses(n: int, folder: Path) -> Callable[[], object]:
     photos = FilesByName({"a": Path("a.png")})
     with_folders = {"image": "http://host/" + "upload/" * n + "1" * n}
-    return lambda: refused(lambda: annotation_tools._photo_of(with_folders, photos, "task", "photos"))
+    return lambda: refused(lambda: annotation_tools._image_of(with_folders, photos, "task", "photos"))
 
 
 def cities(n: int, folder: Path) -> Callable[[], object]:

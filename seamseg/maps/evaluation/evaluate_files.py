@@ -153,7 +153,7 @@ class _FilePair:
         comparison = self.evaluate(image, single)
         evaluator.merge(single)
         image_id = image.gt.image_id
-        photo, names = self.gt.photo_names.get(image_id), (image.gt.file_name, image.pred.file_name)
+        photo, names = self.gt.image_names.get(image_id), (image.gt.file_name, image.pred.file_name)
         return image_record(comparison, single.scores(), image.size, image_id, photo, *names)
 
 
@@ -177,7 +177,7 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
         by_name.setdefault(_image_stem(str(annotation.image_id)), []).append(annotation)
 
     def prediction_of(annotation: Annotation) -> Annotation | None:
-        name = gt.photo_names.get(annotation.image_id, annotation.file_name)
+        name = gt.image_names.get(annotation.image_id, annotation.file_name)
         path = PurePosixPath(name)
         stem = str(path.with_suffix("")) if path.name else name
         candidates = by_name.get(_image_stem(stem), [])

@@ -31,7 +31,7 @@ class Annotation:
 class CocoPanoptic:
     """A COCO panoptic JSON, the folder of its PNGs, and its annotations in the order of the file.
 
-    `categories` is None if the file has none, which is valid for predictions. `photo_names` has the file name of the
+    `categories` is None if the file has none, which is valid for predictions. `image_names` has the file name of the
     image by image id, for the images listed in the file; `colours` those of the category ids with a colour.
     """
 
@@ -39,7 +39,7 @@ class CocoPanoptic:
     folder: Path
     annotations: list[Annotation]
     categories: list[ClassInfo] | None
-    photo_names: Mapping[int | str, str]
+    image_names: Mapping[int | str, str]
     colours: Mapping[int, tuple[int, int, int]]
 
     def png(self, annotation: Annotation) -> Path:
@@ -71,7 +71,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     if not isinstance(images, list):
         raise InputError(f"{path}: not a COCO panoptic file: `images` is not a list")
     try:
-        photo_names = {
+        image_names = {
             _image_id(image["id"]): str(image["file_name"])
             for image in images
             if isinstance(image, dict) and isinstance(image.get("id"), (int, float, str)) and "file_name" in image
@@ -83,7 +83,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
         raise InputError(
             f"{where}: no such folder (PNGs of {path.name}); name another one with `gt_folder` or `pred_folder`"
         )
-    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
+    return CocoPanoptic(path, where, annotations, _categories(content, path), image_names, _colours(content))
 
 
 def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:

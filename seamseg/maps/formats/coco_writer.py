@@ -34,24 +34,24 @@ class CocoPanopticWriter:
         self.classes = class_infos(metadata)
         self.palette = [tuple(rgb) for rgb in metadata.palette]
 
-    def write(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> CocoEntry:
+    def write(self, image_id: int | str, result: PanopticResult, image_name: str | None = None) -> CocoEntry:
         """Write the PNG of a result at the size of its image, and return the entries; thread-safe.
 
         `image_id` is also the name of the PNG, in which `/` creates sub-folders; one outside is an InputError.
-        `photo_name` is the file name of the image. The format has no crowds in predictions: they become void.
+        `image_name` is the file name of the image. The format has no crowds in predictions: they become void.
         """
         segments = [s for s in result.segments if not s.iscrowd]
-        return self.write_map(image_id, result.id_rows, segments, photo_name)
+        return self.write_map(image_id, result.id_rows, segments, image_name)
 
     def write_map(
-        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], photo_name: str | None = None
+        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], image_name: str | None = None
     ) -> CocoEntry:
         """Write an id map like :meth:`write`, but keep crowds; ids without a segment become void."""
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
         write_id_png(refuse_links(self.folder.parent, path), id_map, values)
         height, width = id_map.shape
-        image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
+        image = {"id": image_id, "file_name": image_name or f"{image_id}", "height": height, "width": width}
         return {"image": image, "annotation": annotation}
 
     def write_json(self, entries: Iterable[CocoEntry]) -> Path:

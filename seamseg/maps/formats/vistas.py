@@ -52,7 +52,7 @@ def with_panoptic_ids(metadata: Metadata, labels: Sequence[int]) -> Metadata:
     return replace(metadata.without_images(), original_ids=[label + 1 for label in labels])
 
 
-def photo_stem(name: str) -> str:
+def image_stem(name: str) -> str:
     """Remove the folders of the name of an image; Vistas has none."""
     return name.rpartition("/")[2]
 

@@ -19,7 +19,7 @@ from seamseg.maps.formats import cvat, label_studio
 from seamseg.maps.idmaps.id_runs import Runs
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import mask_runs
-from seamseg.maps.prepare.archives import File, photo_size, read_file
+from seamseg.maps.prepare.archives import File, read_file, size_of
 from seamseg.maps.prepare.class_file import ClassList, parse_class_list, read_class_list, with_background
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.maps.prepare.convert import (
@@ -34,7 +34,7 @@ from seamseg.maps.prepare.pairs import (
     FilesByName,
     Instances,
     by_stem,
-    is_photo,
+    is_image,
     number_objects,
     spellings,
     tree_files,
@@ -126,7 +126,7 @@ def _files_below(given: str, marker: str) -> dict[str, File]:
     return {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
 
 
-def _photo_files(folder: str) -> dict[str, File]:
+def _image_files(folder: str) -> dict[str, File]:
     """Return the files of a folder of images, or of an export of CVAT with its images."""
     masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
     return {name: file for name, file in tree_files(folder, "images").items() if not any(m in name for m in masks)}
@@ -150,8 +150,8 @@ def _cvat_frames(
     if chosen is None:
         names = ", ".join(map(repr, lists)) or "no list"
         raise InputError(f"{given[1]}: has {names}, none for {options.split}; name the split as one of them")
-    images, frames = _photo_files(given[0]), []
-    photos = FilesByName(by_stem(images, is_photo))
+    images, frames = _image_files(given[0]), []
+    photos = FilesByName(by_stem(images, is_image))
     for name in listed_names(read_file(chosen, "list"), chosen, "list"):
         label = files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
         if label is None:  # CVAT lists frames without an annotation, too
@@ -164,7 +164,7 @@ def _cvat_frames(
         raise InputError(f"{chosen}: 0 images found that have an annotation in {cvat.CLASS_FOLDER}")
     if all(frame.second is None for frame in frames):
         options.log(f"{given[1]}: no {cvat.OBJECT_FOLDER}: things become crowds, which are ignored in training")
-    options.skip_unused(images, (frame.photo for frame in frames), _BARE, is_photo)
+    options.skip_unused(images, (frame.image for frame in frames), _BARE, is_image)
     return sorted(frames, key=lambda frame: frame.id)
 
 
@@ -199,8 +199,8 @@ def _label_studio_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
     """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
-    images, frames = _photo_files(given[0]), []
-    found = by_stem(images, is_photo)
+    images, frames = _image_files(given[0]), []
+    found = by_stem(images, is_image)
     photos = FilesByName(found)
     for name, file in files.items():
         if name == CLASSES:
@@ -215,7 +215,7 @@ def _label_studio_frames(
                 if result is None:
                     options.skip("task without annotation", where)
                     continue
-                stem = _photo_of(data, photos, where, given[0])
+                stem = _image_of(data, photos, where, given[0])
                 sizes = sorted({_stated_size(region) for region in result}, key=str)
                 info = [_region(region, listed, str(file)) for region in result], sizes
                 frames.append(SourceFrame(id_of(f"{stem}.png"), found[stem], file, found[stem].name, info=info))
@@ -226,11 +226,11 @@ def _label_studio_frames(
             ) from None
     if not frames:
         raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
-    options.skip_unused(images, (frame.photo for frame in frames), _BARE, is_photo)
+    options.skip_unused(images, (frame.image for frame in frames), _BARE, is_image)
     return sorted(frames, key=lambda frame: frame.id)
 
 
-def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> str:
+def _image_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> str:
     """Return the path of the image of a task, without extension, from its path or URL."""
     address = str(data.get(label_studio.TO_NAME) or next((v for v in data.values() if isinstance(v, str)), ""))
     stems = [PurePosixPath(path).with_suffix("") for path in spellings(address)]
@@ -272,13 +272,13 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
 
 def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the regions of an image; InputError if one is invalid."""
-    size = photo_size(frame.photo)
+    size = size_of(frame.image)
     info, sizes = frame.info
     for stated in sizes:
-        check_stated_size(f"{frame.annotation}: a region", stated, frame.photo, size)
+        check_stated_size(f"{frame.annotation}: a region", stated, frame.image, size)
     regions = ((_decode(region[1], size, frame), region[0]) for region in info if region is not None)
     found = stack_regions(regions, size, frame, listed.classes)
-    other = ("region without a mask or label", str(frame.photo))
+    other = ("region without a mask or label", str(frame.image))
     return replace(found, skipped=found.skipped + (other,) * info.count(None))
 
 
@@ -290,4 +290,4 @@ def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: Sour
     try:
         return mask_runs(label_studio.decode_brush(shape, size))
     except ValueError as error:
-        raise InputError(f"{frame.annotation}: a region of {frame.photo}: {error}") from None
+        raise InputError(f"{frame.annotation}: a region of {frame.image}: {error}") from None

@@ -299,7 +299,7 @@ def _content_of(file: File) -> Iterator[tuple[Path, bytes | None]]:
         yield Path(str(file)), file.read_bytes()
 
 
-def photo_size(file: File) -> tuple[int, int]:
+def size_of(file: File) -> tuple[int, int]:
     """Return `(height, width)` of an image, see :func:`seamseg.maps.images.image_size`."""
     with _content_of(file) as content:
         return image_size(*content)
@@ -313,7 +313,7 @@ def has_frames(file: File) -> bool:
         return images.has_frames(*content)
 
 
-def read_photo(file: File) -> Image.Image:
+def read_image(file: File) -> Image.Image:
     """Read an image as 8-bit RGB, see :func:`seamseg.maps.images.open_image`."""
     with _content_of(file) as content:
         return open_image(*content)

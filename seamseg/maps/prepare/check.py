@@ -208,7 +208,7 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     problems += check_coco_files(folder, listed)
     if (folder.root / ".prepare").exists():
         problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
-    problems += _duplicate_photos(folder, checks, listed)
+    problems += _duplicate_images(folder, checks, listed)
     problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)
     if (text := void_warning(void)) is not None:
@@ -298,7 +298,7 @@ def _from_exception(failure: InputError) -> Problem:
     return error(path, text)
 
 
-def _duplicate_photos(
+def _duplicate_images(
     folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]
 ) -> list[Problem]:
     """Return a warning for each image that is in two lists under different ids."""

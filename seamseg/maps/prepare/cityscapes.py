@@ -82,7 +82,7 @@ def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> lis
         lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their image"
         raise InputError(f"{lost[0]}: no such image; {lacking}{tree.hint}")
     files = {f"{city}/{name}": file for city, of_city in photos.items() for name, file in of_city.items()}
-    options.skip_unused(files, (frame.photo for frame in frames), f"file without {ending} in {kind}/")
+    options.skip_unused(files, (frame.image for frame in frames), f"file without {ending} in {kind}/")
     return sorted(frames, key=lambda frame: frame.id)
 
 

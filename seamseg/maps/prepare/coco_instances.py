@@ -15,7 +15,7 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.idmaps.id_runs import Runs
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import decode_rle
-from seamseg.maps.prepare.archives import photo_size, read_map
+from seamseg.maps.prepare.archives import read_map, size_of
 from seamseg.maps.prepare.class_file import (
     BACKGROUND,
     ClassList,
@@ -34,7 +34,7 @@ from seamseg.maps.prepare.convert import (
     distinct_ids,
     id_of,
 )
-from seamseg.maps.prepare.pairs import FilesByName, Instances, by_stem, is_label, is_photo, number_segments, tree_files
+from seamseg.maps.prepare.pairs import FilesByName, Instances, by_stem, is_image, is_label, number_segments, tree_files
 from seamseg.maps.prepare.panoptic import coco_images, coco_number, coco_records, crowd_flag, id_text, load_json
 from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
@@ -126,8 +126,8 @@ def find_frames(
         frames.append(SourceFrame(id_of(name), photo, label or Path(source), name, label, found))
     if not frames:
         raise InputError(f"{source}: 0 images found" + (f" that have a label image in {given[2]}" if bare else ""))
-    used = [*bare, *(file for frame in frames for file in (frame.photo, frame.annotation))]
-    options.skip_unused(files, used, "image that the JSON does not list", is_photo)
+    used = [*bare, *(file for frame in frames for file in (frame.image, frame.annotation))]
+    options.skip_unused(files, used, "image that the JSON does not list", is_image)
     options.skip_unused(maps, used, "label image of no image", is_label)
     return frames
 
@@ -159,14 +159,14 @@ def _objects_of(
 
 def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the instances of an image in as many layers as needed; InputError if a value or a size is invalid."""
-    size = photo_size(frame.photo)
+    size = size_of(frame.image)
     annotations, stated = frame.info
-    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, size)
+    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.image, size)
     skipped: list[tuple[str, str]] = []
 
     def things() -> Iterator[Thing]:
         for a in annotations:
-            where, item = f"{frame.photo}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.photo}"
+            where, item = f"{frame.image}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.image}"
             runs = decode_segmentation(a.segmentation or [], size, frame, where)
             if _has_shares(a.segmentation):
                 skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
@@ -244,11 +244,11 @@ def stack_things(
     """
     things = _within_limits(things, size, frame)
     area = [int(length.sum()) for (_, length), _, _ in things]
-    skipped = tuple(("object without a pixel", f"one of {frame.photo}") for pixels in area if not pixels)
+    skipped = tuple(("object without a pixel", f"one of {frame.image}") for pixels in area if not pixels)
     order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
     if len(order) + len(background.cat) - 1 > _MAX_OBJECTS:
-        raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.photo}")
+        raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.image}")
     pixels, allowed = size[0] * size[1], _allowed_layers(size)
     layers = np.zeros((allowed, pixels), np.uint16)  # takes the memory of what is written to
     used = np.zeros(pixels, np.min_scalar_type((1 << allowed) - 1))  # a bit for each layer
@@ -284,7 +284,7 @@ def _allowed_layers(size: tuple[int, int]) -> int:
 
 def _overlap(size: tuple[int, int], frame: SourceFrame) -> InputError:
     return InputError(
-        f"{frame.annotation}: the objects of {frame.photo} overlap in more than {_allowed_layers(size)} layers of "
+        f"{frame.annotation}: the objects of {frame.image} overlap in more than {_allowed_layers(size)} layers of "
         f"{size[1]} x {size[0]} pixels"
     )
 
@@ -301,7 +301,7 @@ def _within_limits(things: Iterable[Thing], size: tuple[int, int], frame: Source
             raise _overlap(size, frame)
         if len(found) > _MAX_OBJECTS or runs > _MAX_RUNS:
             most = f"{_MAX_OBJECTS} objects" if runs <= _MAX_RUNS else f"{_MAX_RUNS} runs of pixels of objects"
-            raise InputError(f"{frame.annotation}: more than {most} on {frame.photo}")
+            raise InputError(f"{frame.annotation}: more than {most} on {frame.image}")
     return found
 
 
@@ -389,5 +389,5 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceF
         return decode_rle(masks[0]["counts"] if masks else [], height * width)
     except Exception as error:  # pycocotools raises plain Exception
         raise InputError(
-            f"{where or f'{frame.photo}: an invalid `segmentation` in its annotations'}: {error}"
+            f"{where or f'{frame.image}: an invalid `segmentation` in its annotations'}: {error}"
         ) from None

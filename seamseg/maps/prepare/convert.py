@@ -153,15 +153,15 @@ def convert_splits(
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
-            for file in (frame.photo, *frame.annotations):
+            for file in (frame.image, *frame.annotations):
                 if isinstance(file, ArchiveMember):
                     file.check_conflict()
-            split, photo = owner.setdefault(frame.id, (name, frame.photo))
-            if str(photo) != str(frame.photo):
-                raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")
+            split, photo = owner.setdefault(frame.id, (name, frame.image))
+            if str(photo) != str(frame.image):
+                raise InputError(f"{frame.image}: {photo} has the same name ({split}, {name}): rename one of them")
     writer = DatasetWriter(out, classes, options.workers, options.progress, options.link)
     others = [path.stem for path in sorted(writer.root.glob("lst/*.txt")) if path.stem not in splits]
-    writer.check_photos([frame for frames in splits.values() for frame in frames], others)
+    writer.check_images([frame for frames in splits.values() for frame in frames], others)
     for name, frames in splits.items():
         _convert_split(writer, name, frames, read, options)
     metadata = writer.finish()

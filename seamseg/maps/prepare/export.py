@@ -21,8 +21,8 @@ from seamseg.maps.formats.vistas import (
     INSTANCES_PER_LABEL,
     config,
     group_labels,
+    image_stem,
     is_group,
-    photo_stem,
     vistas_labels,
     void_label,
     with_panoptic_ids,
@@ -31,7 +31,7 @@ from seamseg.maps.idmaps.segments import areas_and_boxes
 from seamseg.maps.panoptic_map import Segment, SegmentInfo
 from seamseg.maps.prepare.cityscapes import SPLITS
 from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions
-from seamseg.maps.prepare.writer import no_progress, store_photo
+from seamseg.maps.prepare.writer import no_progress, store_image
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_links, write_json
 from seamseg.utils.parallel import available_cores, threaded_map
@@ -112,7 +112,7 @@ class CityscapesGroundTruth(GroundTruthFormat):
             pixels = label_map(ids, segments, labels, VOID_LABEL)
             photo = self.folder.image_path(image.id)
             target = photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}"
-            store_photo(photo, below(target), options.link)
+            store_image(photo, below(target), options.link)
             write_grey_png(below(annotations / city / f"{frame}_{kind}_labelIds.png"), pixels)
             write_grey_png(below(annotations / city / f"{frame}_{kind}_instanceIds.png"), instances)
 
@@ -149,17 +149,17 @@ class VistasGroundTruth(GroundTruthFormat):
         )
 
         def export(image: ImageInfo) -> CocoEntry:
-            name, (ids, truth) = photo_stem(image.id), read_map(self.folder, image)
+            name, (ids, truth) = image_stem(image.id), read_map(self.folder, image)
             segments = self._with_groups(truth, image.id)
             instances = instance_map(ids, segments, labels, metadata.num_stuff, each, each, void * each, image.id)
             photo = self.folder.image_path(image.id)
             target = root / "images" / f"{name}{photo.suffix.lower()}"
-            store_photo(photo, below(target), options.link)
+            store_image(photo, below(target), options.link)
             write_grey_png(below(root / "labels" / f"{name}.png"), label_map(ids, segments, labels, void))
             write_grey_png(below(root / "instances" / f"{name}.png"), instances)
             return panoptic.write_map(name, ids, with_boxes(ids, truth, metadata.num_stuff), target.name)
 
-        self._check_names(split, photo_stem)
+        self._check_names(split, image_stem)
         entries = for_each(export, self.folder, split, options.workers, options.progress, f"{split}, vistas")
         panoptic.write_json(entries)
         write_json(self.out / "config.json", config(metadata, self._labels, self._groups), indent=1)

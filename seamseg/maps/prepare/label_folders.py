@@ -19,7 +19,7 @@ from seamseg.maps.idmaps.id_runs import Runs, union_of_runs
 from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_mask, open_object_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import mask_runs
-from seamseg.maps.prepare.archives import File, photo_size, read_file, read_map
+from seamseg.maps.prepare.archives import File, read_file, read_map, size_of
 from seamseg.maps.prepare.class_file import ClassList, background_class, read_class_list, with_background
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.maps.prepare.convert import (
@@ -35,8 +35,8 @@ from seamseg.maps.prepare.pairs import (
     FilesByName,
     Instances,
     by_stem,
+    is_image,
     is_label,
-    is_photo,
     number_objects,
     number_segments,
     tree_files,
@@ -113,12 +113,12 @@ def find_frames(
 ) -> list[SourceFrame]:
     """Return the images of a split that have labels, by name."""
     trees = _trees(folders)
-    every = without_suffix(by_stem(trees[0], is_photo), suffixes[0])
+    every = without_suffix(by_stem(trees[0], is_image), suffixes[0])
     if not every:
         raise InputError(f"{folders[0]}: 0 images found for {options.split}{_named(suffixes[0])}")
     own = set(map(_path, every.values()))
     given = {name: file for name, file in trees[1].items() if _path(file) not in own}
-    photos = _listed_photos(folders, every, options)
+    photos = _listed_images(folders, every, options)
     instances = _ending(trees[2], LABEL_ENDINGS, suffixes[2])
     if len(folders) > 2 and not instances:
         raise InputError(f"{folders[2]}: 0 instance images (.png) found for {options.split}{_named(suffixes[2])}")
@@ -131,12 +131,12 @@ def find_frames(
             f"image is {next(iter(photos))}, the first label file {next(chain(*forms), 'missing')}"
             f"{COCO_JSON if not forms[0] and len(forms[1]) == 1 else ''}"
         )
-    used = [file for frame in frames for file in (frame.photo, *frame.annotations)]
+    used = [file for frame in frames for file in (frame.image, *frame.annotations)]
     options.skip_unused(photos, used, "image without labels")
     used += photos.values()
     listed_only = len(photos) < len(every)
     which = "that is not in the list" if listed_only else f"without {suffixes[0]!r}"
-    options.skip_unused(trees[0], used, f"image {which}", is_photo)
+    options.skip_unused(trees[0], used, f"image {which}", is_image)
     which = "no image in the list" if listed_only else "no image"
     ending = frames[0].annotation.suffix.lower()
     form = next(endings for endings in _FORMS if ending in endings)
@@ -172,7 +172,7 @@ def _labelled(
     frames: list[SourceFrame] = []
     for labels in (FilesByName(files, photos, same_tree=True) for files in forms):
         if frames:
-            found = {str(frame.photo) for frame in frames}
+            found = {str(frame.image) for frame in frames}
             other = next((path for s, p in photos.items() if str(p) not in found and (path := labels.path_of(s))), None)
             if other is not None:
                 text = f"labels in another form than {frames[0].annotation}; keep one form in a folder"
@@ -210,7 +210,7 @@ def _named(suffix: str) -> str:
     return f" (names that end in {suffix!r})" if suffix else ""
 
 
-def _listed_photos(folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions) -> dict[str, File]:
+def _listed_images(folders: tuple[str, ...], photos: dict[str, File], options: ConversionOptions) -> dict[str, File]:
     """Return the images of the list of a split, if the labels are of Pascal VOC."""
     labels, split = Path(folders[1]).absolute(), options.split
     lists = sorted((labels.parent / cvat.LISTS).glob("[!.]*.txt")) if labels.name == cvat.CLASS_FOLDER else []
@@ -283,7 +283,7 @@ def _one_thing(listed: ClassList) -> bool:
 def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered: bool) -> Instances:
     """Read the instances of an image; InputError if a file is invalid or a value has no class."""
     if _has_objects(frame):
-        size = photo_size(frame.photo)
+        size = size_of(frame.image)
         readers = {".json": _read_labelme, ".txt": _read_yolo}
         read = readers.get(frame.annotation.suffix.lower(), _read_object_files)
         found: Iterable[tuple[Runs, int]] = read(frame, size, listed)
@@ -316,7 +316,7 @@ def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassL
         mask = open_object_mask(str(file), read_file(file, "mask"))
         if mask.shape != size:
             raise InputError(
-                f"{file}: has {mask.shape[1]} x {mask.shape[0]} pixels (width x height), but {frame.photo} has "
+                f"{file}: has {mask.shape[1]} x {mask.shape[0]} pixels (width x height), but {frame.image} has "
                 f"{size[1]} x {size[0]}"
             )
         inside = mask != 0
@@ -356,7 +356,7 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
     groups: dict[tuple[int, Any], list[tuple[str, Any]]] = {}
     try:
         stated = content.get("imageWidth"), content.get("imageHeight")
-        check_stated_size(str(frame.annotation), stated, frame.photo, size)
+        check_stated_size(str(frame.annotation), stated, frame.image, size)
         for k, shape in enumerate(content["shapes"]):
             where = f"{frame.annotation}: shape {k + 1}"
             category = listed.class_named(str(shape["label"]), where)

@@ -37,7 +37,7 @@ _UPLOADED = re.compile(r"(?<![^/])upload/\d+/")
 """Folders of Label Studio, which images have nowhere else."""
 
 
-def is_photo(name: str) -> bool:
+def is_image(name: str) -> bool:
     """Return whether a file name has the extension of an image, in any case."""
     return name.lower().endswith(PHOTO_ENDINGS)
 

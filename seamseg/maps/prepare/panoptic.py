@@ -13,7 +13,7 @@ import numpy as np
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.images import open_mask
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.prepare.archives import File, SourceTree, photo_size, read_file
+from seamseg.maps.prepare.archives import File, SourceTree, read_file, size_of
 from seamseg.maps.prepare.class_file import ClassList, build_class_list, coco_categories, with_background
 from seamseg.maps.prepare.convert import (
     DEFAULTS,
@@ -24,7 +24,7 @@ from seamseg.maps.prepare.convert import (
     find_splits,
     id_of,
 )
-from seamseg.maps.prepare.pairs import FilesByName, Instances, is_photo, number_segments, tree_files
+from seamseg.maps.prepare.pairs import FilesByName, Instances, is_image, number_segments, tree_files
 from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
@@ -192,11 +192,11 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
         raise InputError(
             f"{source.name}: 0 images found: `annotations` " + ("has none of them" if annotations else "is empty")
         )
-    used: list[object] = [file for frame in frames for file in (frame.photo, frame.annotation)]
+    used: list[object] = [file for frame in frames for file in (frame.image, frame.annotation)]
     for name in sorted(image["file_name"] for number, image in images.items() if number not in annotated):
         options.skip("image without annotation", name)
         used += [source.photos[path] for path in [photos.path_of(name)] if path is not None]
-    options.skip_unused(source.photos, used, "image that the JSON does not list", is_photo)
+    options.skip_unused(source.photos, used, "image that the JSON does not list", is_image)
     options.skip_unused(source.masks, used, "PNG that the JSON does not list")
     return sorted(frames, key=lambda frame: frame.id)
 
@@ -204,7 +204,7 @@ def find_frames(source: PanopticSource, options: ConversionOptions) -> list[Sour
 def read_instances(frame: SourceFrame, listed: ClassList, rest: int) -> Instances:
     """Read the segments of an image, id 0 as the class `rest`; InputError if PNG and JSON are inconsistent."""
     segments, stated = frame.info
-    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.photo, photo_size(frame.photo))
+    check_stated_size(f"{frame.file_name} of the JSON", stated, frame.image, size_of(frame.image))
     known = {number: (category, crowd) for number, category, crowd in segments}
     absent = set(known)
 

@@ -23,7 +23,7 @@ from seamseg.maps.prepare.convert import (
     convert_splits,
     find_splits,
 )
-from seamseg.maps.prepare.pairs import Instances, by_stem, is_photo, number_segments
+from seamseg.maps.prepare.pairs import Instances, by_stem, is_image, number_segments
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
@@ -141,14 +141,14 @@ def find_frames(tree: SourceTree, split: str, version: str, options: ConversionO
         folder = f"{split}/instances"
         annotations = tree.files(folder)
     truth = by_stem(annotations, lambda name: name.lower().endswith(".png"))
-    photos = by_stem(tree.files(f"{split}/images"), is_photo)
+    photos = by_stem(tree.files(f"{split}/images"), is_image)
     lost = [stem for stem in truth if stem not in photos]
     if lost:
         lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack their image"
         raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such image; {lacking}{tree.hint}")
     frames = [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
-    used = [file for frame in frames for file in (frame.photo, frame.annotation)]
-    options.skip_unused(tree.files(f"{split}/images"), used, f"image without a PNG in {folder}", is_photo)
+    used = [file for frame in frames for file in (frame.image, frame.annotation)]
+    options.skip_unused(tree.files(f"{split}/images"), used, f"image without a PNG in {folder}", is_image)
     options.skip_unused(annotations, used, "not a PNG of instances")
     return frames
 

@@ -35,9 +35,9 @@ from seamseg.maps.prepare.account import (
     write_accounts,
 )
 from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
-from seamseg.maps.prepare.archives import File, fingerprint, has_frames, photo_size, read_file, read_photo
+from seamseg.maps.prepare.archives import File, fingerprint, has_frames, read_file, read_image, size_of
 from seamseg.maps.prepare.class_file import background_class
-from seamseg.maps.prepare.pairs import Instances, is_photo
+from seamseg.maps.prepare.pairs import Instances, is_image
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.files import (
     PARTIAL,
@@ -69,7 +69,7 @@ class SourceFrame:
     """
 
     id: str
-    photo: File
+    image: File
     annotation: File
     file_name: str
     second: File | None = None
@@ -144,23 +144,23 @@ class DatasetWriter:
         stamps = {i: known["stamp"] for i, known in self.accounts[split].frames.items()}
         return stamps == {frame.id: _stamp(frame, read) for frame in frames}
 
-    def check_photos(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
+    def check_images(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
         """Raise InputError if one of these lists has another image under the name of a frame."""
         for name in lists:
             listed = set(self._listed(name))
             for frame in frames:
                 if frame.id in listed and (files := self._files(frame.id)) and not self._is_stored(frame, files[0]):
                     raise InputError(
-                        f"{frame.photo}: {self.root} has another image of the name {frame.id!r}, in the list {name}; "
+                        f"{frame.image}: {self.root} has another image of the name {frame.id!r}, in the list {name}; "
                         "convert both lists with one command, or choose another folder"
                     )
 
     def _is_stored(self, frame: SourceFrame, stored: str) -> bool:
-        photo, path = frame.photo, self.root / stored
+        photo, path = frame.image, self.root / stored
         if isinstance(photo, Path) and photo.samefile(path):
             return True
         if photo.suffix.lower() not in IMAGE_EXTENSIONS:
-            return np.array_equal(np.asarray(read_photo(photo)), np.asarray(open_image(path)))
+            return np.array_equal(np.asarray(read_image(photo)), np.asarray(open_image(path)))
         return read_file(photo) == read_file(path)
 
     def shared_images(self, split: str) -> dict[str, tuple[int, int]]:
@@ -224,7 +224,7 @@ class DatasetWriter:
     def _check_names(self, split: str, frames: Sequence[SourceFrame], ids: Sequence[str]) -> None:
         if len(set(ids)) != len(ids):
             twice = next(i for i, count in Counter(ids).items() if count > 1)
-            photos = " and ".join(str(frame.photo) for frame in frames if frame.id == twice)
+            photos = " and ".join(str(frame.image) for frame in frames if frame.id == twice)
             raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
         invalid = next((i for i in ids if not self._is_valid(i)), None)
         if invalid is not None:
@@ -309,7 +309,7 @@ def _stamp(frame: SourceFrame, read: Reader) -> str:
     """Return a text that changes with the sources of an image and with what reads them."""
     # a JSON file of many images has been read: `info` is its part on this one
     annotations = [f for f in frame.annotations if frame.info is None or f.suffix.lower() != ".json"]
-    files = [(os.path.abspath(str(file)), *fingerprint(file)) for file in (frame.photo, *annotations)]
+    files = [(os.path.abspath(str(file)), *fingerprint(file)) for file in (frame.image, *annotations)]
     text = f"({files!r}, {frame.info!r}, {_text_of(read)})"
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -324,14 +324,14 @@ def _text_of(read: Reader) -> str:
 def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegError:
     """Write image and mask of a frame, in a worker process; return its record for the journal, or the error."""
     try:
-        size = photo_size(frame.photo)
+        size = size_of(frame.image)
         pixels = size[0] * size[1]
-        with memory_for(frame.photo, "an image with its mask", size[::-1], MASK_BYTES * pixels):
+        with memory_for(frame.image, "an image with its mask", size[::-1], MASK_BYTES * pixels):
             record = _write_frame(frame, size, **options)
             return_memory(pixels)
         return record
     except Exception as error:
-        return item_error(error, f"{frame.photo}: cannot be converted")
+        return item_error(error, f"{frame.image}: cannot be converted")
 
 
 def _write_frame(
@@ -339,16 +339,16 @@ def _write_frame(
 ) -> dict[str, Any]:
     for file in frame.annotations:
         # by their headers, before a small file of a large image is decoded
-        if is_photo(file.name):
-            _check_size(file, photo_size(file), frame.photo, size)
+        if is_image(file.name):
+            _check_size(file, size_of(file), frame.image, size)
     instances = read(frame)
-    further = ((FURTHER_FRAMES, str(frame.photo)),) if has_frames(frame.photo) else ()
+    further = ((FURTHER_FRAMES, str(frame.image)),) if has_frames(frame.image) else ()
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
     # a list of annotations may name maps without such an ending
-    _check_size(frame.annotation, layers.shape[1:], frame.photo, size)
-    extension = frame.photo.suffix.lower()
+    _check_size(frame.annotation, layers.shape[1:], frame.image, size)
+    extension = frame.image.suffix.lower()
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
-    store_photo(frame.photo, refuse_links(root, root / photo), link)
+    store_image(frame.image, refuse_links(root, root / photo), link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
     for path, layer in zip(masks, layers):
@@ -407,11 +407,11 @@ def check_stated_size(where: str, stated: tuple[Any, Any], photo: File, size: tu
         )
 
 
-def store_photo(source: File, target: Path, link: Link) -> None:
+def store_image(source: File, target: Path, link: Link) -> None:
     """Link or copy an image atomically; one that is not PNG or JPEG is stored as PNG."""
     with replacing(target) as temporary:
         if source.suffix.lower() not in IMAGE_EXTENSIONS:
-            read_photo(source).save(temporary, format="PNG")
+            read_image(source).save(temporary, format="PNG")
         elif not isinstance(source, Path):
             with turn_of(source.size):
                 temporary.write_bytes(source.read_bytes())

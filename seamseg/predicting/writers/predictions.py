@@ -22,7 +22,7 @@ from seamseg.maps.formats.cityscapes.layout import VOID_LABEL, frame_name, with_
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter
 from seamseg.maps.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
+from seamseg.maps.formats.vistas import INSTANCES_PER_LABEL, image_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction, MapFormat
@@ -127,7 +127,7 @@ class VistasWriter(PanopticWriter):
 
     def paths(self, source: Source) -> list[Path]:
         """Return `panoptic/<name>.png`, `labels/<name>.png`, `instances/<name>.png` and `instances/<name>.txt`."""
-        name = photo_stem(source.name)
+        name = image_stem(source.name)
         return [
             self._panoptic.folder / f"{name}.png",
             self.out / "labels" / f"{name}.png",
@@ -137,7 +137,7 @@ class VistasWriter(PanopticWriter):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write the results of an image and return its segments."""
-        name, labels = photo_stem(source.name), self._labels
+        name, labels = image_stem(source.name), self._labels
         record = self._panoptic.write(name, result, source.relative)
         pixels = label_map(result.id_map, result.segments, labels, self._void)
         write_grey_png(self.out / "labels" / f"{name}.png", pixels)

@@ -105,7 +105,7 @@ def test_writer_describes_each_segment(tmp_path):
         assert e["bbox"] == [x0, y0, x1 - x0, y1 - y0]
     crowd = next(s for s in one.segments if s.iscrowd)
     assert not ids[one.id_map == crowd.id].any()
-    assert read.photo_names == {"a": "a.jpg"}
+    assert read.image_names == {"a": "a.jpg"}
     path = write(tmp_path / "x.json", {"a": one}, Meta(original_ids=(1, 1, 2, 3)))
     assert [c.id for c in read_coco_panoptic(path).categories] == [1, 2, 3, 4], "where the original ids are not unique"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.source_files import photo, picture, zip_of
 
-from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, fingerprint, photo_size, read_map, read_photo
+from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, fingerprint, read_image, read_map, size_of
 from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.utils.errors import InputError
 
@@ -50,8 +50,8 @@ def test_members(source, tmp_path, kind):
     assert text.read_bytes() == (source / "top.txt").read_bytes()
     assert pickle.loads(pickle.dumps(mask)) == mask
     assert (image.name, image.suffix) == ("x.png", ".png")
-    assert photo_size(image) == (8, 12)
-    assert np.asarray(read_photo(image)).max() == 7
+    assert size_of(image) == (8, 12)
+    assert np.asarray(read_image(image)).max() == 7
     assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
     assert fingerprint(text) == fingerprint(found.file("top.txt")) != fingerprint(image)
     assert str(image).endswith(("all.zip/a/b/x.png", "all.tar/a/b/x.png"))

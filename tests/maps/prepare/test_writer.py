@@ -97,7 +97,7 @@ def test_a_full_disk_ends_the_conversion(tmp_path, monkeypatch):
         raise cannot_write("a.png", error) from error
 
     error = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("seamseg.maps.prepare.writer.store_photo", fail)
+    monkeypatch.setattr("seamseg.maps.prepare.writer.store_image", fail)
     with pytest.raises(SeamsegError, match=r"^a\.png: cannot be written: No space left on device$"):
         run(tmp_path / "out", frames)
     assert calls(frames) == [1, 0, 0, 0]
@@ -152,12 +152,12 @@ def test_links_and_copies(tmp_path, monkeypatch):
 
     def is_link(out):
         run(out, frames)
-        return os.path.samefile(out / "img" / "im0.png", frames[0].photo)
+        return os.path.samefile(out / "img" / "im0.png", frames[0].image)
 
     assert is_link(tmp_path / "a")
     assert is_link(tmp_path / "a")  # the target exists already
     run(tmp_path / "b", frames, link="copy")
-    assert not os.path.samefile(tmp_path / "b" / "img" / "im0.png", frames[0].photo)
+    assert not os.path.samefile(tmp_path / "b" / "img" / "im0.png", frames[0].image)
 
     def refuse(*_):
         raise OSError("another disk")
@@ -184,7 +184,7 @@ def test_a_folder_keeps_its_colours(tmp_path):
 def test_invalid_image_names(tmp_path, name):
     (frame,) = make_frames(tmp_path / "src", 1)
     with pytest.raises(InputError, match="is not a valid image name"):
-        run(tmp_path / "out", [SourceFrame(name, frame.photo, frame.annotation, "x")])
+        run(tmp_path / "out", [SourceFrame(name, frame.image, frame.annotation, "x")])
     assert not (tmp_path / "x.png").exists()
 
 
@@ -193,7 +193,7 @@ def test_folders_that_are_not_for_these_images(tmp_path):
     with pytest.raises(InputError, match=r"two images of the source have the name 'im1': .*1\.PNG and .*1\.PNG"):
         run(out, [*frames, frames[1]])
     with pytest.raises(InputError, match="a file, not a folder"):
-        run(frames[0].photo, frames)
+        run(frames[0].image, frames)
     run(out, frames)
     with pytest.raises(InputError, match="has a data set with other classes"):
         DatasetWriter(out, Metadata(1, 0, ["x"], [(0, 0, 0)], [0]))
@@ -276,9 +276,9 @@ def test_a_source_is_replaced_by_one_of_the_same_size_and_time(tmp_path, link):
     os.utime(frames[0].annotation, ns=(times.st_atime_ns, times.st_mtime_ns))
     convert()
     assert "1 of 2 images converted again" in logged[0]
-    old = frames[0].photo
+    old = frames[0].image
     new = tmp_path / "new.png"
-    new.write_bytes(frames[1].photo.read_bytes().ljust(old.stat().st_size, b"\0"))
+    new.write_bytes(frames[1].image.read_bytes().ljust(old.stat().st_size, b"\0"))
     os.utime(new, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
     new.rename(old)
     convert()
@@ -302,9 +302,9 @@ def test_another_photo_of_the_same_name_in_another_list(tmp_path):
     options = ConversionOptions(1).begin()
     convert_splits(out, classes(), {"train": frames}, read, options)
     convert_splits(out, classes(), {"val": frames[1:]}, read, options)
-    moved = replace(frames[1], photo=frames[1].photo.rename(tmp_path / "src" / "moved.png"))
+    moved = replace(frames[1], image=frames[1].image.rename(tmp_path / "src" / "moved.png"))
     convert_splits(out, classes(), {"more": [moved]}, read, options)
-    other = replace(frames[0], photo=moved.photo)
+    other = replace(frames[0], image=moved.image)
     with pytest.raises(InputError, match=r"moved\.png: .*out has another image of the name 'im0', in the list train"):
         convert_splits(out, classes(), {"test": [other]}, read, options)
     assert not (out / "lst" / "test.txt").exists()
