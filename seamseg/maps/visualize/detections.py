@@ -71,17 +71,19 @@ def draw_detections(
     """
     colors = padded_palette(palette)
     canvas = Image.fromarray(np.array(image))
-    ordered = sorted(objects, key=lambda d: d.score)
-    for d in ordered:
-        _paint(canvas, d, size, tuple(colors[d.category].tolist()), opacity)
+    ordered = [
+        (d, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()))
+        for d in sorted(objects, key=lambda d: d.score)
+    ]
+    for d, _, color in ordered:
+        _paint(canvas, d, size, color, opacity)
     draw = ImageDraw.Draw(canvas)
-    shortest = min(image.shape[:2])
-    width = max(1, round(shortest / 350))
-    for d in ordered:
-        outline_box(draw, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()), width)
+    width = max(1, round(min(image.shape[:2]) / 350))
+    for _, box, color in ordered:
+        outline_box(draw, box, color, width)
     if labels:
-        for d in ordered:
-            _label(canvas, draw, d, _scaled_box(d, size, image.shape), tuple(colors[d.category].tolist()))
+        for d, box, color in ordered:
+            _label(canvas, draw, d, box, color)
     return np.asarray(canvas)
 
 
