@@ -15,10 +15,12 @@ layout of the original: its files load here, and ours there. See docs/how-to/cla
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from seamseg.cli.main import add_action
-from seamseg.cli.train import add_set_and_device, check_start, run_trainer
-from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.cli.model_options import add_options, add_set, add_set_and_device, options_of
+from seamseg.cli.train import check_start, run_trainer
+from seamseg.contrib.classification.config import MAX_SIDE, load_classifier_config
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -47,84 +49,82 @@ If the checkpoint has a moving average of the weights, the average is scored.
 """
 
 
+NOT_OF_CLASSIFIERS = (
+    "config", "data", "pretrain", "pretrain_classes", "evaluate", "legacy", "overrides", "components", "callbacks"
+)  # fmt: skip
+"""Options of a training that classifiers lack, or that mean something else."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two sub-commands."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     train = add_action(actions, "train", TRAIN)
     train.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one such as resnext101_ipabn_lr_512")
     train.add_argument("data", metavar="DATA", help="folder with train/CLASS/* and val/CLASS/*")
-    train.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.json)")
-    train.add_argument(
-        "--resume",
-        metavar="F",
-        help="resume from this checkpoint, also from one of the original, or from the newest undamaged one of a run "
-        "folder; auto: from that of --log-dir, if there is one",
-    )
+    add_options(train, TrainingOptions, without=NOT_OF_CLASSIFIERS)
     train.add_argument(
         "--pre-train",
+        dest="pretrain",
         metavar="F",
         action="append",
         default=[],
         help="initialise from a checkpoint; tensors that do not fit, as a classifier of other classes, are skipped",
     )
-    train.add_argument("--restart", action="store_true", help="overwrite another training in --log-dir")
-    train.add_argument("--log-hist", action="store_true", help="write histograms of fc and bn_out to TensorBoard")
-    add_set_and_device(train)
+    add_set(train)
+    train.add_argument(
+        "--log-hist",
+        dest="overrides",
+        action="append_const",
+        const="training.log_hist=yes",
+        help="write histograms of fc and bn_out to TensorBoard",
+    )
 
     validate = add_action(actions, "validate", VALIDATE)
     validate.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one")
     validate.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of this project or of the original")
     validate.add_argument("data", metavar="DATA", help="folder with val/CLASS/*")
     validate.add_argument("--ten-crops", action="store_true", help="average the logits of ten crops of each image")
-    validate.add_argument("--crop", type=int, metavar="N", help="side of the crop (default: input.crop_val)")
-    validate.add_argument(
-        "--scale",
-        type=int,
-        metavar="N",
-        help="shorter side before the crop, -1 for that of the image (default: input.scale_val)",
-    )
-    validate.add_argument("--json", metavar="F", help="write the scores to this file")
     add_set_and_device(validate)
+    for name, least, text in (
+        ("crop", 1, "side of the crop"),
+        ("scale", -1, "shorter side before the crop, -1 for that of the image"),
+    ):
+        validate.add_argument(
+            f"--{name}",
+            dest="overrides",
+            action="append",
+            type=partial(_override, name, least),
+            metavar="N",
+            help=f"{text} (default: input.{name}_val)",
+        )
+    validate.add_argument("--json", metavar="F", help="write the scores to this file")
+
+
+def _override(name: str, least: int, text: str) -> str:
+    """Return the override of a size in pixels."""
+    if text.removeprefix("-").isdecimal() and len(text) < 9 and least <= int(text) <= MAX_SIDE:
+        return f"input.{name}_val={text}"
+    raise InputError(f"--{name} {text}: must be from {least} to {MAX_SIDE} pixels")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train or validate, and print the scores."""
     if args.action is None:
         raise InputError("nothing to do: name train or validate; see seamseg classify --help")
-    if args.action == "validate":
-        return _validate(args)
-    overrides = [*args.overrides, *(["training.log_hist=yes"] if args.log_hist else [])]
-    load_classifier_config(args.config, overrides)
-    options = TrainingOptions(
-        args.config,
-        args.data,
-        args.log_dir,
-        args.device,
-        resume=args.resume,
-        restart=args.restart,
-        pretrain=args.pre_train,
-        overrides=overrides,
-    )
-    check_start(options)
-    from seamseg.contrib.classification.train import train_classifier
-
-    return run_trainer(train_classifier, options)
-
-
-def _validate(args: argparse.Namespace) -> int:
     load_classifier_config(args.config, args.overrides)
-    from seamseg.contrib.classification.validate import ValidationOptions, validate_classifier
+    if args.action == "train":
+        options = options_of(args, TrainingOptions)
+        check_start(options)
+        from seamseg.contrib.classification.train import train_classifier
+
+        return run_trainer(train_classifier, options)
+    from seamseg.contrib.classification.validate import validate_classifier
     from seamseg.utils.files import write_json
 
-    scores = validate_classifier(
-        ValidationOptions(
-            args.config, args.checkpoint, args.data, args.crop, args.scale, args.ten_crops, args.overrides, args.device
-        )
-    )
-    if not is_main_process():
-        return 0
-    # the table first: the scores must not be lost if the file cannot be written
-    echo(scores.table(), flush=True)
-    if args.json is not None:
-        write_json(args.json, scores.to_json(), indent=2)
+    scores = validate_classifier(args.config, args.checkpoint, args.data, args.ten_crops, args.overrides, args.device)
+    if is_main_process():
+        # the table first: the scores must not be lost if the file cannot be written
+        echo(scores.table(), flush=True)
+        if args.json is not None:
+            write_json(args.json, scores.to_json(), indent=2)
     return 0

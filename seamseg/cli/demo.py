@@ -15,7 +15,7 @@ import argparse
 import os
 from pathlib import Path
 
-from seamseg.cli.train import add_set_and_device
+from seamseg.cli.model_options import add_set_and_device
 from seamseg.config.loader import check_overrides
 from seamseg.utils.errors import InputError
 from seamseg.utils.output import echo

@@ -87,6 +87,12 @@ def add_set(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_set_and_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--set` and `--device`."""
+    add_set(parser)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
 def add_components(parser: argparse._ActionsContainer) -> None:
     """Add `--components`, an override."""
     parser.add_argument(

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.names import WEIGHTS_ENDING
-from seamseg.cli.model_options import add_options, add_set, options_of
+from seamseg.cli.model_options import add_options, options_of
 from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config
@@ -51,12 +51,6 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_options(parser, TrainingOptions, without=("callbacks",))
-
-
-def add_set_and_device(parser: argparse.ArgumentParser) -> None:
-    """Add `--set` and `--device`."""
-    add_set(parser)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,16 +72,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: str | None = None) -> None:
-    """Raise InputError for what is missing or misspelt, before the libraries are loaded, which takes seconds.
+    """Raise InputError for missing or misspelt files, before the libraries are loaded, which takes seconds.
 
-    The names of the `parts` of a network may precede the file of `pretrain` with a colon; `weights` is `[body]
-    weights`.
+    `parts` are the names that may precede a file of `pretrain` with a colon, `weights` is `[body] weights`.
     """
     if options.resume is not None:
         # what a resumed run started from is not needed
         named = [("`resume={}`", str(options.resume))] if options.resume != "auto" else []
-        if named and options.pretrain:
-            raise InputError("`resume` and `pretrain` are mutually exclusive: a resumed run has its own weights")
     else:
         named = [("[body] weights = {}", weights)] if weights and weights != "timm" else []
         for given in options.pretrain:
@@ -105,7 +96,7 @@ def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: 
 
 
 def run_trainer(train: Callable[[TrainingOptions], TrainResult], options: TrainingOptions) -> int:
-    """Train by :func:`seamseg.training.run.run_training` or the like, and print the scores of the last validation."""
+    """Train by `run_training` or a function like it, and print the scores of the last validation."""
     scores = train(options).validation
     if scores is not None and is_main_process():
         echo(scores.table(), flush=True)

@@ -131,10 +131,6 @@ class Network(nn.Module):
         """
         raise NotImplementedError
 
-    def proposals(self, images: PackedSequence) -> PackedSequence | None:
-        """Return the region proposals `P x 4` of each image, best first; None for a network without proposals."""
-        return None
-
     def initialise(self, categories: Sequence[str]) -> str | None:
         """Load the network's own weights of a new training for these classes; return a line for its log, if any."""
         return None

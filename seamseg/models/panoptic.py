@@ -238,7 +238,8 @@ class PanopticNet(Network):
 
     def predict_things(self, features: Features, least_score: float = 0.0) -> list[Prediction[Tensor]]:
         """Return the predictions of :meth:`predict` without class maps."""
-        proposals = self._proposals(features)
+        anchors, obj_logits, bbx_logits = self.score_anchors(features)
+        proposals = self.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, training=False)
         detections = scoring_above(least_score, self.detect(features, proposals))
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
         maps = predicted_maps(self.custom_heads, features)
@@ -270,14 +271,6 @@ class PanopticNet(Network):
         """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
         obj_logits, bbx_logits, shapes = features.rpn_outputs or self._run_rpn(features.levels)
         return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
-
-    def proposals(self, images: PackedSequence) -> PackedSequence:
-        """Return the region proposals `P x 4` of each image, best first."""
-        return self._proposals(self.encode(images))
-
-    def _proposals(self, features: Features) -> PackedSequence:
-        anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        return self.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, training=False)
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[Detections]:
         """Return the detections of each image, from its proposals."""

@@ -114,12 +114,7 @@ class TensorBoardKeys:
 
 @register("callback", "tensorboard", keys=TensorBoardKeys)
 class TensorBoard(Callback):
-    """Write TensorBoard files into the run folder; part of every training unless `enabled` is no.
-
-    Parameters
-    ----------
-    keys : see :class:`TensorBoardKeys`
-    """
+    """Write TensorBoard files into the run folder; part of every training unless `enabled` is no."""
 
     def __init__(self, keys: Any = TensorBoardKeys()) -> None:
         super().__init__(keys)

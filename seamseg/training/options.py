@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.config import Config
+from seamseg.utils.errors import InputError
 from seamseg.utils.options import option, override_texts, several
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class TrainingOptions:
 
     config: str | Path = option("INI file, or a packaged experiment such as vistas_r50")
     data: str | Path = option("dataset folder")
-    log_dir: str | Path | None = option("run folder (default: runs/NAME for NAME.ini)", None, "RUN")
+    log_dir: str | Path | None = option("run folder (default: runs/NAME for NAME.ini or NAME.json)", None, "RUN")
     device: str = option("auto, cpu, cuda or cuda:N (default: auto)", "auto")
     _: KW_ONLY
     resume: str | Path | None = option(
@@ -61,6 +62,17 @@ class TrainingOptions:
     def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
         object.__setattr__(self, "overrides", override_texts(self.overrides, components))
         object.__setattr__(self, "pretrain", tuple(map(str, several(self.pretrain))))
+        if self.restart and self.resume == "auto":
+            raise InputError(
+                "`restart=True` and `resume=auto` are mutually exclusive: overwrite or continue a training"
+            )
+        if self.evaluate and self.resume is None and not self.pretrain:
+            raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
+        if self.resume not in (None, "auto") and self.pretrain:
+            raise InputError("`resume` and `pretrain` are mutually exclusive: a resumed run has its own weights")
+        if self.pretrain_classes is not None and self.resume is None and not self.pretrain:
+            given = f"`pretrain_classes={self.pretrain_classes}`"
+            raise InputError(f"{given} is for weights of another data set: name them with `pretrain=F`")
 
     @property
     def folder(self) -> Path:
@@ -79,29 +91,12 @@ def _of_components(config: Config) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Options of a trainer.
+    """Options of a trainer, named as the keys of the configuration, of which docs/config.md has the meaning.
 
-    Attributes
-    ----------
-    epochs : length of the training
-    loss_weights : weight of each loss in the total that is minimised, by name
-    loss_average : process or step, see :mod:`seamseg.training.step`
-    seed : seed of weights, order and augmentation
-    accumulate : number of batches of a step
-    precision : fp32, bf16, fp16 or auto, see :func:`seamseg.ops.fused.compute_dtype`
-    loss_limit : a total loss above it stops the training; 0 for no limit
-    clip_norm : maximum norm of the gradient; 0 for no limit
-    ema : decay per step of the moving average of the weights; 0 for none
-    unused_parameters : find or fake, see :mod:`seamseg.training.ddp`
-    log_interval, snapshot_interval : number of steps between log lines, and between snapshots (0: at epochs only)
-    val_interval : number of epochs between validations
-    snapshot_keep : number of newest snapshots to keep
-    broken_limit : fraction of the images of an epoch that may be unreadable
-    cudnn_benchmark : have cuDNN benchmark its algorithms for each input size
-    compile : compile the network with torch.compile
-    rate_names : names of the learning rates of the first and the last group of parameters, in `metrics.jsonl`
-    histograms : parts of the names of parameters whose distribution is reported every 10 steps
-    key_names : names for messages of those keys of an INI file whose names differ in the configuration; empty for none
+    `loss_weights` are by the name of the loss. `clip_norm`, `loss_limit` and `ema` are 0 for none. `rate_names` are the
+    names in `metrics.jsonl` of the learning rates of the first and the last group of parameters. `histograms` are parts
+    of the names of parameters whose distribution is reported every 10 steps. `key_names` has, for messages, the names
+    of the keys of an INI file that differ in the configuration; empty for none.
     """
 
     epochs: int
@@ -135,26 +130,17 @@ class TrainerOptions:
         return f"lower {self.key('optimizer.lr')}, or begin with a smaller one ({self.key('scheduler.burn_in_steps')})"
 
     @classmethod
+    def of(cls, *sections: Any, **others: Any) -> TrainerOptions:
+        """Return the options that sections of a configuration have under the same names, and others."""
+        found: dict[str, Any] = {}
+        for section in sections:
+            found |= {spec.name: getattr(section, spec.name) for spec in fields(cls) if hasattr(section, spec.name)}
+        return cls(**(found | others))
+
+    @classmethod
     def from_config(cls, config: Config) -> TrainerOptions:
         """Return the options of a configuration."""
-        general, optimizer = config.general, config.optimizer
-        return cls(
-            epochs=config.scheduler.epochs,
-            # `train --eval` needs no weights, so their number is checked with the training
-            loss_weights=dict(zip(config.parts_of_kind.losses, optimizer.loss_weights)) | _of_components(config),
-            loss_average=optimizer.loss_average,
-            seed=general.seed,
-            accumulate=optimizer.accumulate,
-            precision=general.precision,
-            loss_limit=general.loss_limit,
-            clip_norm=optimizer.clip_norm,
-            ema=optimizer.ema,
-            unused_parameters=general.unused_parameters,
-            log_interval=general.log_interval,
-            val_interval=general.val_interval,
-            snapshot_interval=general.snapshot_interval,
-            snapshot_keep=general.snapshot_keep,
-            broken_limit=config.dataloader.broken_limit,
-            cudnn_benchmark=general.cudnn_benchmark,
-            compile=general.compile,
-        )
+        # `train --eval` needs no weights, so their number is checked with the training
+        weights = dict(zip(config.parts_of_kind.losses, config.optimizer.loss_weights)) | _of_components(config)
+        sections = (config.general, config.optimizer, config.scheduler, config.dataloader)
+        return cls.of(*sections, loss_weights=weights)

@@ -48,12 +48,8 @@ class DeviceBatch(NamedTuple):
 class DevicePrefetcher:
     """Iterates over the batches of an epoch on the device, uploading one batch ahead.
 
-    Parameters
-    ----------
-    loader : loader of the batches
-    device : device to upload to
-    broken : counts the unreadable images; InputError if there are too many
-    prepare : the transforms that run on the device; None for none
+    `broken` counts the unreadable images; InputError if there are too many. `prepare` has the transforms that run on
+    the device; None for none.
     """
 
     loader: BatchLoader

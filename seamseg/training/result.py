@@ -25,7 +25,7 @@ class TrainResult:
         it; None without one
     stopped : reason of the callback that ended the training; empty if it is complete
     history : the lines of `metrics.jsonl`, those before a resume included
-    validation : the scores of the last validation with those of each class; None if there was none since the resume
+    validation : the scores of the last validation, also of each class; None if there was none since the resume
     """
 
     run_folder: Path
@@ -38,7 +38,7 @@ class TrainResult:
 
     @property
     def scores(self) -> dict[str, float]:
-        """The numbers of the last validation by name: fractions such as `PQ`, and those of custom metrics.
+        """The numbers of the last validation by name: fractions such as `PQ`, and numbers of custom metrics.
 
         Undefined ones are left out; empty without a validation.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import nn
 
+import seamseg.predicting.writers  # noqa: F401  # they register the formats, of which a configuration may have sections
 from seamseg.config import Config, load_config
 from seamseg.config.checks import check_training
 from seamseg.config.components import NoKeys
@@ -55,34 +56,20 @@ from seamseg.validation.validator import Validator
 def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainResult:
     """Train a network, or with `evaluate` only score it; joins the processes of torchrun if there are any.
 
-    Parameters
-    ----------
-    options : arguments
-    setup : what is trained; default: the network of the configuration file
-
-    Returns
-    -------
-    scores and numbers; those of steps are 0 with `evaluate`
-
-    Raises
-    ------
-    InputError
-        if the configuration, the data set or a file of weights is wrong
-    SeamsegError
-        if a loss or gradient is not finite, or a file cannot be written
-    Preempted
-        if a signal stopped the training, after writing a snapshot
+    `setup` is by default the training of a segmentation network with the configuration. Numbers of steps are 0 in the
+    result of `evaluate`. InputError if the configuration, the data set or a file of weights is wrong; SeamsegError if a
+    loss or gradient is not finite, or a file cannot be written; Preempted if a signal stopped the training, after
+    writing a snapshot.
     """
-    _check_options(options)
+    _check_callbacks(options.callbacks)
     if setup is None:
-        config = completed(_load_config(options))
+        config = completed(load_config(options.config, None, options.overrides))
         if not options.evaluate:
             check_training(config, options.config, options.overrides)
         setup = segmentation(config, options.config)
     with _opened(options, setup) as (world, folder, log):
         auto = options.resume == AUTO
         options = _find_snapshot(options, world, folder, log)
-        _check_weights(options)
         torch.backends.cudnn.benchmark = setup.options.cudnn_benchmark
         validator = setup.open_validator(options.data, world)
         if options.evaluate and validator is None:
@@ -114,14 +101,10 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
         return _result(world, trainer.progress, trainer.reporter.callbacks.run, found)
 
 
-def _check_options(options: TrainingOptions) -> None:
-    if options.restart and options.resume == AUTO:
-        raise InputError(f"`restart=True` and `resume={AUTO}` are mutually exclusive: overwrite or continue a training")
-    if options.evaluate and options.resume is None and not options.pretrain:
-        raise InputError("`evaluate=True` needs existing weights: name them with `resume=F` or `pretrain=F`")
-    if not isinstance(options.callbacks, (list, tuple)):
-        raise InputError(f"`callbacks` must be a list of callbacks, not {options.callbacks!r:.80}")
-    for callback in options.callbacks:
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    if not isinstance(callbacks, (list, tuple)):
+        raise InputError(f"`callbacks` must be a list of callbacks, not {callbacks!r:.80}")
+    for callback in callbacks:
         if not isinstance(callback, Callback):
             made = f": make an object of it, {callback.__name__}()" if isinstance(callback, type) else ""
             raise InputError(f"`callbacks`: {callback!r:.80} is no seamseg.components.Callback{made}")
@@ -129,13 +112,24 @@ def _check_options(options: TrainingOptions) -> None:
 
 @contextmanager
 def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, RunFolder, TextLog]]:
-    """Join the processes, lock the run folder and open the log, which gets the error that ends a `with` block."""
-    with distributed(options.device) as world:
+    """Join the processes, lock the run folder and open the log, which gets the error that ends a `with` block.
+
+    InputError if another training uses the folder, or it holds one that would be lost; CollectiveError in the other
+    processes.
+    """
+    # the compiler warns of operations in place in checkpointed parts: it updates running averages once
+    quiet = without_message("torch._higher_order_ops.wrap", "context_fn is passed")
+    with distributed(options.device) as world, ExitStack() as stack, quiet:
         folder = setup.run_folder(options.folder)
         fresh = world.is_main and not folder.path.exists()
-        # the compiler warns of operations in place in checkpointed parts: it updates running averages once
-        with _locked(folder, world, options), without_message("torch._higher_order_ops.wrap", "context_fn is passed"):
-            log = _open_log(folder, setup, world)
+        with raised_by_all(world):
+            if world.is_main:
+                folder.make()
+                stack.enter_context(folder.lock())
+                if not options.evaluate:
+                    folder.refuse_other(options.resume, options.restart)
+                folder.remove_partial()
+        with closing(_open_log(folder, world)) as log:
             try:
                 yield world, folder, log
             except KeyboardInterrupt as stop:
@@ -154,23 +148,22 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
                     log.close()
                     folder.discard()
                 raise
-            finally:
-                log.close()
 
 
-def _open_log(folder: RunFolder, setup: Setup, world: World) -> TextLog:
-    name = setup.log_name.format(rank=world.rank)
-    if name == setup.log_name:
-        return TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
-    folder.make()
-    return TextLog(folder.path, is_quiet(), console=world.is_main, name=name)
+def _open_log(folder: RunFolder, world: World) -> TextLog:
+    name = folder.log_name.format(rank=world.rank)
+    writes = world.is_main or name != folder.log_name
+    if writes:
+        folder.make()
+    return TextLog(folder.path / name if writes else None, is_quiet(), console=world.is_main)
 
 
 def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, world: World, log: TextLog) -> None:
     """Log classes, device and the images of a step."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
     processes = f"in {world.size} processes " if world.is_distributed else ""
-    log.info(f"{setup.describe(metadata)}; {processes}on {device}")
+    counts = f"{metadata.num_stuff} stuff and {metadata.num_thing} thing" if metadata.num_stuff else metadata.num_thing
+    log.info(f"{counts} classes; {processes}on {device}")
     if loader is not None:
         images, accumulate = len(loader.dataset), setup.options.accumulate  # type: ignore[arg-type]
         parts = [f"batch {index_sampler(loader).batch_size}"]
@@ -180,16 +173,6 @@ def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, wor
         dtype = str(compute_dtype(setup.options.precision, world.device)).removeprefix("torch.")
         log.info(f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}")
     setup.log_notes(loader, world, log)
-
-
-def _load_config(options: TrainingOptions) -> Config:
-    """Load the configuration, and check its sections of output formats, too, which only the trained model uses."""
-    config = load_config(options.config, None, options.overrides)
-    if any(section.startswith("format ") for section in config.parts):
-        import seamseg.predicting.writers  # noqa: F401  # they register
-
-        config = load_config(options.config, None, options.overrides)
-    return config
 
 
 def completed(config: Config) -> Config:
@@ -239,14 +222,15 @@ def _prepare(
     stepper = Stepper(settings, wrap_distributed(module, world, settings.unused_parameters), optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)
-        log.info(f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}")
+        done, at = resumed.progress, resumed.position
+        where = f"in epoch {at.epoch + 1} after {at.steps} of its steps" if at else f"after epoch {done.epoch + 1}"
+        log.info(f"resumed from {resumed.source}, {where}, step {done.global_step}")
         for line in resumed.missing:
             log.warning(f"{resumed.source}: {line}")
         # such as a forgotten override
         if changed := setup.changes(resumed.config):
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
-        resumed = restart_changed_epoch(resumed, loader, settings, log)
-        continue_schedule(schedule, resumed, loader, settings)
+        resumed = _continued(resumed, schedule, loader, settings, log)
     return TrainState(stepper, schedule, metadata, setup.config, setup.components), resumed
 
 
@@ -318,23 +302,6 @@ def _named(setup: Setup, callbacks: Sequence[Callback]) -> dict[str, Callback]:
     return {name: callback for name, callback in named.items() if callback.enabled}
 
 
-@contextmanager
-def _locked(folder: RunFolder, world: World, options: TrainingOptions) -> Iterator[None]:
-    """Make and lock the run folder in the main process, for all processes; a collective call.
-
-    InputError if another training uses the folder, or it holds one that would be lost; CollectiveError in the others.
-    """
-    with ExitStack() as stack:
-        with raised_by_all(world):
-            if world.is_main:
-                folder.make()
-                stack.enter_context(folder.lock())
-                if not options.evaluate:
-                    folder.refuse_other(options.resume, options.restart)
-                folder.remove_partial()
-        yield
-
-
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
     """Replace `resume=auto`, or a run folder, by the snapshot that the main process finds, or by None; collective."""
     if options.resume != AUTO:
@@ -356,49 +323,28 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
     return replace(options, resume=None)
 
 
-def _check_weights(options: TrainingOptions) -> None:
-    if options.resume is not None and options.pretrain:
-        both = "`resume` and `pretrain`"
-        raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
-    if options.pretrain_classes is not None and not options.pretrain and options.resume is None:
-        given = f"`pretrain_classes={options.pretrain_classes}`"
-        raise InputError(f"{given} is for weights of another data set: name them with `pretrain=F`")
-
-
-def restart_changed_epoch(
-    resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions, log: TextLog
+def _continued(
+    resumed: ResumePoint, schedule: LRSchedule, loader: BatchLoader, options: TrainerOptions, log: TextLog
 ) -> ResumePoint:
-    """Drop the position in an epoch whose images are in another order."""
-    position = resumed.position
-    if position is None or position.order == data_order(index_sampler(loader), options.seed):
-        return resumed
-    if position.epoch < options.epochs:
-        log.warning(
-            f"restarting epoch {position.epoch + 1}: the training images or {options.key('general.seed')} differ from "
-            f"those of {resumed.source}"
-        )
-    return replace(resumed, position=None)
+    """Fit the schedule to the steps done and the steps left; drop a position in an epoch whose images have changed.
 
-
-def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: BatchLoader, options: TrainerOptions) -> None:
-    """Set the length of the schedule of a resumed training to the steps done plus the steps left.
-
-    `resumed` is from :func:`restart_changed_epoch`. The length changes only if the number of processes, the batch size,
-    `accumulate`, the seed or the training images have changed.
+    The number of steps left changes with the number of processes, the batch size, `accumulate`, the seed and the
+    training images.
     """
-    if schedule.by_epoch:
-        return
-    accumulate, sampler = options.accumulate, index_sampler(loader)
-    epochs, left = options.epochs - resumed.progress.epoch - 1, 0
-    whole, position = steps_per_epoch(len(sampler), accumulate), resumed.position
-    if position is not None and epochs > 0:
-        sampler.set_epoch(position.epoch)
-        sampler.continue_from(position.segments)
-        left, epochs = steps_per_epoch(len(sampler), accumulate), epochs - 1
-    schedule.total = max(1, resumed.progress.global_step + left + epochs * whole)
-
-
-def _describe_position(resumed: ResumePoint) -> str:
-    if resumed.position is None:
-        return f"after epoch {resumed.progress.epoch + 1}"
-    return f"in epoch {resumed.position.epoch + 1} after {resumed.position.steps} of its steps"
+    position, sampler = resumed.position, index_sampler(loader)
+    if position is not None and position.order != data_order(sampler, options.seed):
+        if position.epoch < options.epochs:
+            log.warning(
+                f"restarting epoch {position.epoch + 1}: the training images or {options.key('general.seed')} differ "
+                f"from those of {resumed.source}"
+            )
+        position = None
+    if not schedule.by_epoch:
+        epochs, left = options.epochs - resumed.progress.epoch - 1, 0
+        whole = steps_per_epoch(len(sampler), options.accumulate)
+        if position is not None and epochs > 0:
+            sampler.set_epoch(position.epoch)
+            sampler.continue_from(position.segments)
+            left, epochs = steps_per_epoch(len(sampler), options.accumulate), epochs - 1
+        schedule.total = max(1, resumed.progress.global_step + left + epochs * whole)
+    return replace(resumed, position=position)

@@ -26,11 +26,11 @@ from seamseg.maps.folder import void_warning
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.build import build_training_module
 from seamseg.training.callbacks import Callback
-from seamseg.training.checkpointing.run_folder import LOG_NAME, RunFolder
-from seamseg.training.logging.images import SampleImages, SampleRenderer
+from seamseg.training.checkpointing.run_folder import RunFolder
+from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.optim.schedule import CurveSchedule, LRSchedule, step_note
+from seamseg.training.optim.schedule import LRSchedule, step_note
 from seamseg.training.options import TrainerOptions, TrainingOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.training.weights import load_initial_weights
@@ -56,29 +56,20 @@ class Validate(Protocol):
 class Setup:
     """The parts of a training that depend on the kind of network: values, and functions that open and build the others.
 
-    Attributes
-    ----------
-    options : options of the trainer
-    config : configuration as text, for snapshots and callbacks
-    components : custom components that the configuration names
-    run_folder : makes the run folder of a path, which has names and layout of the snapshots
-    log_name : name of the text log; with `{rank}`, each process has one
-    changes : returns the keys whose values differ from the configuration in a snapshot
-    open_loader, open_validator : open training batches and validation of this process for a data set; InputError if
-        that is missing or wrong, and no validator if no split is configured. The loader is from
-        :func:`seamseg.data.loader.train_loader`, so that a training can resume in the middle of an epoch
-    describe : returns a line about the classes
-    log_notes : logs what the configuration ignores or does not fit the data; the loader is None for a scoring
-    prepare : applies the transforms that run on the device
-    build : builds the training module for the classes of a data set, with random weights, in training mode. It maps a
-        batch to :class:`seamseg.models.network.Losses` with the names of `options.loss_weights`; its `net` is the
-        network, whose parts have the names of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`
-    load_weights : loads the weights that a new training starts from, or a scoring uses, into the network
-    build_optimizer : builds the optimizer of a network on its device
-    build_schedule : builds the schedule from the base rates of the optimizer's groups and the steps of an epoch
-    write_model : writes what makes a run folder usable as a model, besides the snapshots
-    sample_images : returns what draws the sample images of a data set
-    callbacks : makes the callbacks of the configuration, by name
+    `config` is the configuration as text, `components` are the custom ones that it names, and `changes` returns the
+    keys whose values differ from the configuration in a snapshot. `run_folder` knows the names and layout of the
+    snapshots, and `write_model` writes what else makes a run folder usable as a model.
+
+    `open_loader` and `open_validator` open the training batches, by :func:`seamseg.data.loader.train_loader`, and the
+    validation of this process, None if no split is configured; InputError if the data set is missing or does not fit.
+    `log_notes` logs what the configuration ignores or does not fit the data; the loader is None for a scoring.
+
+    `build` builds the training module for the classes of a data set, with random weights, in training mode. It maps a
+    batch, to which `prepare` has applied the transforms that run on the device, to
+    :class:`seamseg.models.network.Losses` with the names of `options.loss_weights`. Its `net` is the network, whose
+    parts have the names of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`. `load_weights` loads the weights that
+    a new training starts from, or a scoring uses. `build_schedule` takes the base rates of the optimizer's groups and
+    the steps of an epoch.
     """
 
     options: TrainerOptions
@@ -86,19 +77,17 @@ class Setup:
     changes: Callable[[str], list[str]]
     open_loader: Callable[[str | Path, World], BatchLoader]
     open_validator: Callable[[str | Path, World], Validate | None]
-    describe: Callable[[Metadata], str]
     build: Callable[[Metadata], nn.Module]
     load_weights: Callable[[nn.Module, TrainingOptions, Metadata, World, TextLog], None]
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     build_schedule: Callable[[Sequence[float], int], LRSchedule]
     write_model: Callable[[RunFolder, Metadata], None]
-    sample_images: Callable[[Metadata], SampleImages]
     components: tuple[Record, ...] = ()
     run_folder: Callable[[Path], RunFolder] = RunFolder
-    log_name: str = LOG_NAME
     log_notes: Callable[[BatchLoader | None, World, TextLog], None] = lambda loader, world, log: None
     prepare: Callable[[Any], TrainingBatch] | None = None
     callbacks: Callable[[], Mapping[str, Callback]] = dict
+    sample_images: Callable[[Metadata], SampleRenderer | None] = lambda metadata: None
 
 
 def segmentation(config: Config, source: str | Path = "config") -> Setup:
@@ -110,7 +99,6 @@ def segmentation(config: Config, source: str | Path = "config") -> Setup:
         changes=partial(_changes, config),
         open_loader=lambda data, world: open_loader(config, data, source, world),
         open_validator=partial(_open_validator, config),
-        describe=lambda metadata: f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes",
         log_notes=partial(_log_notes, config),
         prepare=partial(prepare_batch, options=config.dataloader),
         build=lambda metadata: build_training_module(config, metadata.num_stuff, metadata.num_thing),
@@ -153,7 +141,7 @@ def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: Te
 
 def _build_schedule(config: Config, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
     curve, keys = config.component("scheduler")
-    return CurveSchedule(curve.make, keys, config.scheduler, base_lrs, epoch_length)
+    return LRSchedule(curve.make, keys, config.scheduler, base_lrs, epoch_length)
 
 
 def _callbacks(config: Config) -> dict[str, Callback]:

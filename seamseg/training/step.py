@@ -136,7 +136,7 @@ class Stepper:
         skipped = self._stopped | overflow
         if self.options.clip_norm > 0:
             clip_grads_with_norm_(parameters, self.options.clip_norm, norm)
-        step_unless(self.optimizer, skipped, goes_on=self.scaler is not None)
+        step_unless(self.optimizer, skipped)
         if self.scaler is not None:
             self.scaler.update()
         self._statistics.restore(skipped)

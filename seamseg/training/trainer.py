@@ -20,7 +20,7 @@ from seamseg.training.checkpointing.checkpoint import (
     data_order,
     make_snapshot,
 )
-from seamseg.training.checkpointing.rank_state import gather_rank_states, mean_losses, seed_everything, set_rng_state
+from seamseg.training.checkpointing.rank_state import gather_rank_states, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotWriter
 from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.losses import LossCheck
@@ -62,10 +62,9 @@ class Trainer:
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world)
         self._scores: Scores | None = None
-        if resumed is not None and resumed.rank_states:
+        if resumed is not None and (own := resumed.rank_state(self.world)) is not None:
             # the beginning of an epoch resets most of it
-            own = resumed.rank_state(self.world)
-            self.losses.load_state_dict(mean_losses(resumed.rank_states) if own is None else own["losses"])
+            self.losses.load_state_dict(own["losses"])
 
     def train(self) -> Scores | None:
         """Train to the last epoch and return the scores of the last validation, if there was one.

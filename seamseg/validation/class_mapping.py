@@ -18,14 +18,9 @@ from seamseg.utils.errors import InputError
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """Maps the classes of a model to the classes of a data set; the data set decides which are things.
+    """Maps the classes of a model, `trained`, to `classes` of a data set, which decides which of them are things.
 
-    Attributes
-    ----------
-    trained : classes of the model
-    classes : classes of the data set
-    targets : class of the data set for each class of the model, 255 (void) for none
-    table : table of the classes, as given
+    `targets` has the class of the data set for each class of the model, 255 (void) for none. `table` is as given.
     """
 
     trained: Metadata

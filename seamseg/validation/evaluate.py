@@ -69,11 +69,9 @@ def evaluate_model(options: EvaluationOptions) -> ModelScores:
         predictor.map_only = validator.map_only
         if predictor.network.averaged and world.is_main and not options.quiet:
             echo(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
-        writer = (
-            None
-            if options.out is None
-            else EvaluationWriter(options.out, validator.dataset.reader, world, predictor.map_formats)
-        )
+        writer = None
+        if options.out is not None:
+            writer = EvaluationWriter(options.out, validator.dataset.reader, world, predictor.map_formats)
         scores = validator.score(predictor, writer, f"evaluate {split}")
         if mapped is not None:
             scores = replace(scores, mapped=mapped)

@@ -76,7 +76,7 @@ Observer = Callable[[Any], None]
 class Scorer(Protocol):
     """Accumulates the scores of a validation, with the life cycle of a :class:`seamseg.maps.evaluation.metric.Metric`.
 
-    Those of the package have `result`, the type of the results that they score.
+    The scorers of the package have `result`, the type of the results that they score.
     """
 
     gathered: bool

@@ -71,16 +71,9 @@ class Validator:
     Every image counts exactly once for any number of processes: with the same predictions the scores are bit-identical
     for any number of processes.
 
-    Parameters
-    ----------
-    dataset : split; opened by :meth:`open`
-    size : size of the network's input
-    config : kind of network, batch size, workers, options of the :class:`Scorer`
-    world : the processes, among which the images are divided; :meth:`__call__` is a collective call
-    legacy : count as the original
-    quiet : show no progress
-    least_score : AP is that of the detections that score above
-    mapping : mapping of the predicted classes to those of the data set; None if they are the same
+    `size` is the size of the network's input. With `legacy` it counts as the original. AP is of the detections that
+    score above `least_score`. `mapping` maps the predicted classes to the classes of the data set; None if they are the
+    same.
     """
 
     dataset: PanopticDataset
@@ -125,9 +118,7 @@ class Validator:
     @contextmanager
     def _predictor(self, net: nn.Module) -> Iterator[Predictor[Any]]:
         options, was_training = self.config.dataloader, net.training
-        trained = cast(Network, net)  # a task builds no other networks
-        normalise = Normalise(options.rgb_mean, options.rgb_std)
-        network = run_by_torch(trained, normalise, self.world.device)
+        network = run_by_torch(cast(Network, net), Normalise(options.rgb_mean, options.rgb_std), self.world.device)
         reference = reference_size(options.shortest_size, options.longest_max_size)
         thresholds = Thresholds.of(self.config)
         try:
@@ -163,21 +154,9 @@ class Validator:
     ) -> Scores:
         """Score the results of a predictor; an image that fails is reported on stderr and left out.
 
-        Parameters
-        ----------
-        predictor : predictor of the classes of the data set, or those that `mapping` maps to them
-        observer : see :data:`Observer`
-        desc : label of the progress bar
-        strict : raise all errors, as in training: weights may be ruined, scores of fewer images cannot be compared
-
-        Returns
-        -------
-        Scores of the kind of network, with the number of scored images
-
-        Raises
-        ------
-        SeamsegError
-            if all images fail
+        The predictor has the classes of the data set, or classes that `mapping` maps to them. `desc` is the label of
+        the progress bar. With `strict`, as in training, all errors are raised: weights may be ruined, and scores of
+        fewer images cannot be compared. SeamsegError if all images fail.
         """
         failed: list[SeamsegError] = []
         kept = None if strict else failed
@@ -200,7 +179,9 @@ class Validator:
         """Predict and compare the images of this process; report those that fail in `failed`, or raise for None."""
         scorer: Scorer = scorer_of(self.config.kind)(self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
-        groups = equal_size_batches(items, self._batch_size, lambda item: item.pixels.shape, tiling=predictor.tiling)
+        # the original pads batches, so its predictions depend on the batch; single images avoid that
+        size = 1 if self.legacy else self.config.dataloader.val_batch_size or 1
+        groups = equal_size_batches(items, size, lambda item: item.pixels.shape, tiling=predictor.tiling)
 
         def run(group: list[ValidationItem]) -> tuple[list[ValidationItem], list[ArrayPrediction]]:
             try:
@@ -220,8 +201,14 @@ class Validator:
             closing(threaded_map(run, groups, threads, begin=begin)) as results,
         ):
             for found, raw in results:
-                made = [predictor.in_units(one, item.native_size) for item, one in zip(found, raw)]
-                self._compare(found, made, scorer, metrics, observer)
+                for item, prediction in zip(found, raw):
+                    validated = scorer.add(item, predictor.in_units(prediction, item.native_size))
+                    if metrics:
+                        result = validated.result
+                        named = result if isinstance(result, ImageResult) else Panoptic.of_map(result, self.metadata)
+                        metrics.add(replace(item, result=named), validated.prediction)
+                    if observer is not None:
+                        observer(validated)
         return scorer, metrics
 
     @property
@@ -239,38 +226,8 @@ class Validator:
         """Classes of the data set, stuff first."""
         return class_infos(self.dataset.metadata)
 
-    @property
-    def _batch_size(self) -> int:
-        # the original pads batches, so its predictions depend on the batch; single images avoid that
-        return 1 if self.legacy else self.config.dataloader.val_batch_size or 1
-
-    def _compare(
-        self,
-        group: list[ValidationItem],
-        predictions: list[ArrayPrediction],
-        scorer: Scorer,
-        metrics: CustomMetrics,
-        observer: Observer | None,
-    ) -> None:
-        for item, prediction in zip(group, predictions):
-            validated = scorer.add(item, prediction)
-            if metrics:
-                result = validated.result
-                named = result if isinstance(result, ImageResult) else Panoptic.of_map(result, self.metadata)
-                metrics.add(replace(item, result=named), validated.prediction)
-            if observer is not None:
-                observer(validated)
-
     def _readable(self, desc: str, failed: list[SeamsegError] | None) -> Iterator[ValidationItem]:
-        for item in self._items(desc):
-            if isinstance(item, SeamsegError):
-                if failed is None:
-                    raise item
-                _skip(item, failed)
-            else:
-                yield item
-
-    def _items(self, desc: str) -> Any:
+        """Yield the images of this process; add those that cannot be read to `failed`, or raise for None."""
         sampler = shard(len(self.dataset), self.world.size, self.world.rank)
         loader = BatchLoader(
             ItemsOrErrors(self.dataset),
@@ -280,7 +237,14 @@ class Validator:
             num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
             worker_init_fn=begin_worker,
         )
-        return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
+        shown = self.world.is_main and not self.quiet
+        for item in progress(loader, len(sampler), desc) if shown else loader:
+            if not isinstance(item, SeamsegError):
+                yield item
+            elif failed is None:
+                raise item
+            else:
+                _skip(item, failed)
 
 
 class PanopticScorer:

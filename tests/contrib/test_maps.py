@@ -27,7 +27,7 @@ from seamseg.maps.formats.exported import OUTPUTS, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.heads.custom import resized
-from seamseg.training.logging.images import SampleRenderer
+from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.validation.items import ValidationItem, ValidationResult
 
@@ -227,7 +227,7 @@ def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
     (prediction,) = predictor.raw([rgb])
     renderer = SampleRenderer(predictor.metadata, load_config(micro_config))
     item = ValidationItem("a", rgb, torch.zeros((1, *SIZE), dtype=torch.int64), [0], [0])
-    collector = renderer.collector()
+    collector = SampleCollector()
     collector(ValidationResult(item, prediction, None))
     images = dict(renderer.validation(predictor.network.net, collector))
     assert [tag for tag in images if "_map_" in tag] == [f"val/0_map_{name}" for name in NAMES]

@@ -40,7 +40,7 @@ def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
     counters.clear()
     plain, module = (build(f"general.checkpoint_body={checkpoint}") for _ in range(2))
     keys = list(module.state_dict())
-    assert compile_network(module.net, World(), TextLog(None, enabled=False).warning, backend)
+    assert compile_network(module.net, World(), TextLog(None, console=False).warning, backend)
     assert list(module.state_dict()) == keys
     graphs, sizes = [], {}
     for size in SIZES:

@@ -16,7 +16,7 @@ from seamseg.config import config_from_string, load_config
 from seamseg.maps.formats.metadata import read_metadata, write_metadata
 from seamseg.maps.metrics_file import read_metrics
 from seamseg.maps.predictions import Prediction
-from seamseg.training.logging.images import SampleRenderer
+from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -184,14 +184,14 @@ def test_every_image_counts_but_not_in_legacy_scores(micro_config, tmp_path, kin
 def test_pictures_of_validation_images(micro, micro_config, masks):
     config, metadata = load_config(micro_config), read_metadata(micro / "metadata.bin")
     renderer = SampleRenderer(metadata, config)
-    collector = renderer.collector()
+    collector = SampleCollector()
     mask = torch.ones(1, 128, 192, dtype=torch.int32)
     item = ValidationItem("a", np.full((64, 96, 3), 120, np.uint8), mask, [255, 1], [0, 0])
     logits = torch.full((1, 28, 28), 9.0) if masks else None
     boxes, one = torch.tensor([[8.0, 8, 40, 60]]), torch.ones(1)
     collector(ValidationResult(item, Prediction(boxes, torch.zeros(1).long(), one, logits, None, (64, 96)), None))
     collector(ValidationResult(item, Finder().found(torch.zeros(3, 64, 96)), None))
-    with_car, without = (renderer.triptych(sample, None)[:, -96:].astype(int) for sample in collector.samples)
+    with_car, without = (renderer.panels(sample)[:, -96:].astype(int) for sample in collector.samples)
     assert np.array_equal(without, item.pixels)
     changed = (with_car != without).any(axis=2)
     assert changed[8, 8:60].all()

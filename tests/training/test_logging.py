@@ -62,7 +62,7 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
         "time/step", "time/images_per_second", "time/data_share", "time/seconds_left", "memory/rss_peak_gib",
         "val/PQ", "val_PQ/car", "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
     } <= set(tags["scalars"])  # fmt: skip
-    assert {"train/targets", "val/0_proposals_target_prediction"} <= set(tags["images"])
+    assert {"train/targets", "val/0_target_prediction"} <= set(tags["images"])
     rates = events.Scalars("lr/other")
     assert [e.step for e in rates] == [1, 2, 3, 4]
     assert [e.value for e in rates] == pytest.approx([0.005 * 0.6665, 0.005, 0.005 * 0.25**0.9, 0.0])

@@ -19,7 +19,7 @@ from seamseg.models.backbones import Backbone
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, step_unless
-from seamseg.training.optim.schedule import CurveSchedule, step_note
+from seamseg.training.optim.schedule import LRSchedule, step_note
 from seamseg.utils.errors import InputError
 
 # the groups of the original for its two published configurations: (tensors, numbers, weight decay) of norm and others
@@ -316,7 +316,7 @@ def schedule(base_lrs, epoch_length, **options):
     text = "[scheduler]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
     config = config_from_string(text)
     curve, keys = config.component("scheduler")
-    return CurveSchedule(curve.make, keys, config.scheduler, base_lrs, epoch_length)
+    return LRSchedule(curve.make, keys, config.scheduler, base_lrs, epoch_length)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

@@ -159,10 +159,10 @@ def test_a_skipped_step_of_fp16_is_not_counted():
     assert {state["steps"] for state in optimizer.state.values()} == {2}
 
 
-def test_a_skipped_step_without_state_is_not_waited_for():
+def test_a_skipped_step_of_a_fused_optimizer_is_not_waited_for():
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), torch.nan)
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
     with HostReads() as reads:
         step_unless(optimizer, torch.tensor(True))
     assert reads.count == 0, reads

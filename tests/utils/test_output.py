@@ -49,7 +49,7 @@ def test_escapes() -> None:
 def test_every_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     echo(HOSTILE, 1, sep=HOSTILE)
     list(progress([1], desc=f"{HOSTILE}\n{HOSTILE}"))
-    log = TextLog(tmp_path, name="log.txt")
+    log = TextLog(tmp_path / "log.txt")
     log.info(HOSTILE)
     log.progress(HOSTILE)
     log.close()

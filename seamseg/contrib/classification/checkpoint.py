@@ -31,9 +31,10 @@ from seamseg.utils.files import read_json
 from seamseg.utils.limits import CONFIG_BYTES
 
 CLASSIFICATION = "classification"
-"""Kind of a classifier, beside those of :data:`seamseg.config.kinds.KINDS`."""
+"""Kind of a classifier, beside :data:`seamseg.config.kinds.KINDS`."""
 CHECKPOINT_NAME = "checkpoint.pth.tar"
 BEST_NAME = "model_best.pth.tar"
+LOG_NAME = "training_{rank}.log"
 
 _BODY = "body"
 _PREFIX = "module."
@@ -43,13 +44,8 @@ _FC = "classifier.fc.weight"
 
 def checkpoint_folder(config: ClassifierConfig, path: Path) -> RunFolder:
     """Return the run folder of a training, with names and layout of the checkpoints."""
-    return RunFolder(
-        path,
-        CHECKPOINT_NAME,
-        BEST_NAME,
-        content=partial(checkpoint_content, config=config),
-        parse=partial(parse_checkpoint, config=config),
-    )
+    content, parse = partial(checkpoint_content, config=config), partial(parse_checkpoint, config=config)
+    return RunFolder(path, CHECKPOINT_NAME, BEST_NAME, LOG_NAME, content, parse)
 
 
 def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str, Any]:
@@ -73,25 +69,21 @@ def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str
     }
 
 
-def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snapshot:
+def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = None) -> Snapshot:
     """Return the snapshot that a file of this project or of the original holds, without steps in the latter.
 
-    InputError if it is no checkpoint, or has another architecture or another number of classes.
+    InputError if it is no checkpoint, or has another architecture or number of classes than `config`. `name` is the
+    file's, for errors.
     """
-    weights = checkpoint_weights(content, name)
-    if (arch := content.get("arch")) is not None and arch != config.network.arch:
-        raise InputError(
-            f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {config.network.arch}"
-        )
-    fc = weights.get(_FC)
-    if isinstance(fc, Tensor) and fc.dim() == 2 and fc.shape[0] != config.network.classes:
-        raise InputError(
-            f"{name}: has {fc.shape[0]} classes, but {config.source} has network.classes = {config.network.classes}"
-        )
-    ours = content.get(_OURS)
-    state: dict[str, Any] = {_BODY: weights}
+    weights = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(weights, Mapping) or not weights or not all(isinstance(key, str) for key in weights):
+        raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
+    state: dict[str, Any] = {_BODY: without_prefix(weights)}
+    if config is not None:
+        _check_network(content.get("arch"), state[_BODY].get(_FC), name, config)
     if "optimizer" in content:
         state["optimizer"] = content["optimizer"]
+    ours = content.get(_OURS)
     if not isinstance(ours, Mapping):
         return Snapshot("", state, _progress(content, name))
     parts = {key: ours.get(key) for key in ("training_meta", "metadata", "resume", "state")}
@@ -110,18 +102,14 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig) -> Snaps
     )
 
 
-def checkpoint_weights(content: Any, name: str, averaged: bool = False) -> dict[str, Any]:
-    """Return the weights that a file holds without the prefix `module.`; `name` is the file's, for errors.
-
-    With `averaged`, return the moving average if the file has one.
-    """
-    state = content.get("state_dict") if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
-        raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
-    average: Any = content if averaged else None
-    for key in (_OURS, "state", "ema", _BODY):
-        average = average.get(key) if isinstance(average, Mapping) else None
-    return dict(average) if isinstance(average, Mapping) else without_prefix(state)
+def _check_network(arch: Any, fc: Any, name: str, config: ClassifierConfig) -> None:
+    network = config.network
+    if arch is not None and arch != network.arch:
+        raise InputError(f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {network.arch}")
+    if isinstance(fc, Tensor) and fc.dim() == 2 and fc.shape[0] != network.classes:
+        raise InputError(
+            f"{name}: has {fc.shape[0]} classes, but {config.source} has network.classes = {network.classes}"
+        )
 
 
 def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -137,38 +125,41 @@ def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"epoch": done - 1, "global_step": None, "last_score": best, "best_score": best}
 
 
+def read_checkpoint(path: str | Path, config: ClassifierConfig | None = None) -> Snapshot:
+    """Read the checkpoint at a path or `hf://user/repo`; errors as :func:`parse_checkpoint`.
+
+    InputError also if it is missing, damaged, contains code, or is of a release whose networks were others.
+    """
+    file = str(weights_at(path))
+    snapshot = parse_checkpoint(load_tensors(file, file), file, config)
+    if snapshot.resume is None:
+        refuse_old_release(file)
+    return snapshot
+
+
 def load_checkpoint(
     path: str | Path, config: ClassifierConfig, channels_last: bool = False
 ) -> tuple[Classifier, list[str]]:
     """Build the network of a configuration and load a checkpoint, or its moving average if it has one.
 
-    `path` may be `hf://user/repo`. Return the network, and the names of its classes; none if the file does not state
-    them, as those of the original. InputError if it is missing, damaged, contains code, or does not fit the network.
+    Return the network, and the names of its classes; none if the file does not state them, as files of the original.
+    Errors as :func:`read_checkpoint`; InputError also if it does not fit the network.
     """
-    path = weights_at(path)
-    snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
-    if snapshot.resume is None:
-        refuse_old_release(path)
+    snapshot, name = read_checkpoint(path, config), str(weights_at(path))
 
     def build() -> Classifier:
         net = Classifier(build_classifier(config), channels_last)
         if "blocks" not in config.network.params:
-            check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
+            check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), name)
         return net
 
-    net, _ = load_built(build, snapshot, str(path))
+    net, _ = load_built(build, snapshot, name)
     names = (snapshot.metadata or {}).get("categories")
     return net, list(names) if isinstance(names, list) else []
 
 
 def classifier_config(path: Path, config: str | Path | None = None) -> Path | str | None:
-    """Return the configuration of the classifier at `path`; None if the model is a network of another kind.
-
-    Parameters
-    ----------
-    path : path of a model
-    config : configuration given for it, if any
-    """
+    """Return the given configuration of a model, or the one in its folder; None for a network of another kind."""
     if config is not None:
         name = str(config)
         return name if name.endswith(".json") or packaged_classifier(name) is not None else None
@@ -181,13 +172,7 @@ def classifier_config(path: Path, config: str | Path | None = None) -> Path | st
 
 
 def class_names(path: Path, config: ClassifierConfig) -> list[str]:
-    """Return the names of the classes of the classifier at `path`: of its list in the folder, else their numbers.
-
-    Raises
-    ------
-    InputError
-        if the list is not one of as many names
-    """
+    """Return the names of the classes of a classifier by the list in its folder, else their numbers."""
     listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
     if not listed.is_file():
         return [str(number) for number in range(config.network.classes)]

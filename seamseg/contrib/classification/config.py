@@ -10,13 +10,14 @@ import ast
 import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from seamseg.config import sections
 from seamseg.config.experiments import CLASSIFIERS, near_files, packaged_classifier
-from seamseg.config.values import ValueProblem, expected, format_value, parse_value
+from seamseg.config.sections import key
+from seamseg.config.values import ValueProblem, expected, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_text
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
@@ -33,52 +34,51 @@ SCHEDULES = {
     "linear": ("alpha", "beta"),
 }
 """Required parameters of each schedule; step and multistep also have `gamma`, 0.1 by default."""
+PARAMS: dict[str, tuple[Any, dict[str, float]]] = {
+    "step_size": (int, {"minimum": 1}),
+    "milestones": (list[int], {"minimum": 1}),
+    **dict.fromkeys(("gamma", "alpha", "beta"), (float, {})),
+}
+"""Types and limits of the parameters of schedules."""
 
 MAX_SIDE = 16_384
 """Largest side of an image or crop in pixels."""
-
-_MOST_WARNINGS = 20
-_OLD_NAMES = {"leaky_relu_slope": "activation_param"}
-_OLD_ACTIVATIONS = {"none": "identity"}
-
-
-def _key(default: Any, doc: str, **limits: Any) -> Any:
-    """Declare a key with its default; documentation and limits as for :func:`seamseg.config.sections.key`."""
-    metadata = sections.key(doc, **limits).metadata
-    if isinstance(default, (dict, list)):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
     """The network and the initialisation of its weights."""
 
-    arch: str = _key("resnet101", "architecture: resnet50, resnext101, wider_resnet38, densenet264 ...")
-    activation: str = _key("relu", "activation after each norm; relu only with bn_mode standard", choices=ACTIVATIONS)
-    activation_param: float = _key(0.01, "negative slope of leaky_relu, alpha of elu", minimum=0)
-    input_3x3: bool = _key(False, "three 3x3 convolutions instead of one 7x7 (ResNeXt, DenseNet)")
-    bn_mode: str = _key("standard", "batch norm: standard, in-place, or in-place and synchronised", choices=BN_MODES)
-    classes: int = _key(1000, "number of classes", minimum=1, maximum=1_000_000)
-    dilation: Any = _key(
-        1, "dilation: one number for all blocks, or four values, each a number or a list of one per block"
+    arch: str = key("architecture: resnet50, resnext101, wider_resnet38, densenet264 ...", "resnet101")
+    activation: str = key("activation after each norm; relu only with bn_mode standard", "relu", choices=ACTIVATIONS)
+    activation_param: float = key("negative slope of leaky_relu, alpha of elu", 0.01, minimum=0)
+    input_3x3: bool = key("three 3x3 convolutions instead of one 7x7 (ResNeXt, DenseNet)", False)
+    bn_mode: str = key("batch norm: standard, in-place, or in-place and synchronised", "standard", choices=BN_MODES)
+    classes: int = key("number of classes", 1000, minimum=1, maximum=1_000_000)
+    dilation: Any = key(
+        "dilation: one number for all blocks, or four values, each a number or a list of one per block", 1
     )
-    weight_gain_multiplier: float = _key(1.0, "factor of the initial weights; no effect on kaiming_*", above=0)
-    weight_init: str = _key("xavier_normal", "initialisation of the convolutions", choices=INITIALISERS)
-    params: dict[str, Any] = _key({}, 'further arguments of the architecture, for example {"blocks": [1, 1, 1, 1]}')
+    weight_gain_multiplier: float = key("factor of the initial weights; no effect on kaiming_*", 1.0, above=0)
+    weight_init: str = key("initialisation of the convolutions", "xavier_normal", choices=INITIALISERS)
+    params: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=key('further arguments of the architecture, for example {"blocks": [1, 1, 1, 1]}').metadata,
+    )
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate over time."""
 
-    type: str = _key("constant", "curve of the learning rate", choices=tuple(SCHEDULES))
-    mode: str = _key("epoch", "the curve is a function of the epoch, or of the step", choices=("epoch", "step"))
-    epochs: int = _key(10, "epochs to train", minimum=1)
-    params: dict[str, Any] = _key(
-        {},
-        "step {step_size, gamma}, multistep {milestones, gamma}, exponential {gamma}, linear {alpha, beta}: "
-        "factor alpha * t + beta, at least 0",
+    type: str = key("curve of the learning rate", "constant", choices=tuple(SCHEDULES))
+    mode: str = key("the curve is a function of the epoch, or of the step", "epoch", choices=("epoch", "step"))
+    epochs: int = key("epochs to train", 10, minimum=1)
+    params: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=key(
+            "step {step_size, gamma}, multistep {milestones, gamma}, exponential {gamma}, linear {alpha, beta}: "
+            "factor alpha * t + beta, at least 0"
+        ).metadata,
     )
 
 
@@ -86,14 +86,14 @@ class ScheduleConfig:
 class OptimizerConfig:
     """The optimizer."""
 
-    batch_size: int = _key(256, "images per step over all processes", minimum=1, maximum=1_048_576)
-    type: str = _key("SGD", "SGD or Adam", choices=("SGD", "Adam"))
-    momentum: float = _key(0.9, "momentum of SGD", minimum=0, maximum=1)
-    weight_decay: float = _key(1e-4, "weight decay of all parameters, norms included", minimum=0)
-    clip: float = _key(1.0, "largest norm of the gradient, which is scaled down to it; 0 for no limit", minimum=0)
-    learning_rate: float = _key(0.1, "base learning rate", minimum=0)
-    classifier_lr: float = _key(-1.0, "base learning rate of the classifier; -1 for learning_rate")
-    nesterov: bool = _key(False, "Nesterov momentum")
+    batch_size: int = key("images per step over all processes", 256, minimum=1, maximum=1_048_576)
+    type: str = key("SGD or Adam", "SGD", choices=("SGD", "Adam"))
+    momentum: float = key("momentum of SGD", 0.9, minimum=0, maximum=1)
+    weight_decay: float = key("weight decay of all parameters, norms included", 1e-4, minimum=0)
+    clip: float = key("largest norm of the gradient, which is scaled down to it; 0 for no limit", 1.0, minimum=0)
+    learning_rate: float = key("base learning rate", 0.1, minimum=0)
+    classifier_lr: float = key("base learning rate of the classifier; -1 for learning_rate", -1.0)
+    nesterov: bool = key("Nesterov momentum", False)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
@@ -101,45 +101,43 @@ class OptimizerConfig:
 class InputConfig:
     """Sizes, augmentation and normalisation of the images."""
 
-    scale_train: int = _key(-1, "shorter side that training images are resized to before the crop; -1 for none")
-    crop_train: int = _key(224, "side of the random crop", minimum=1, maximum=MAX_SIDE)
-    color_jitter_train: bool = _key(False, "random saturation, brightness and contrast")
-    lighting_train: bool = _key(False, "random shift along the principal components of the colours")
-    scale_val: int = _key(256, "shorter side that validation images are resized to before the crop; -1 for none")
-    crop_val: int = _key(224, "side of the centre crop", minimum=1, maximum=MAX_SIDE)
-    mean: tuple[float, float, float] = _key((0.485, 0.456, 0.406), "mean of each channel, for values in 0..1")
-    std: tuple[float, float, float] = _key((0.229, 0.224, 0.225), "standard deviation of each channel", above=0)
+    scale_train: int = key("shorter side that training images are resized to before the crop; -1 for none", -1)
+    crop_train: int = key("side of the random crop", 224, minimum=1, maximum=MAX_SIDE)
+    color_jitter_train: bool = key("random saturation, brightness and contrast", False)
+    lighting_train: bool = key("random shift along the principal components of the colours", False)
+    scale_val: int = key("shorter side that validation images are resized to before the crop; -1 for none", 256)
+    crop_val: int = key("side of the centre crop", 224, minimum=1, maximum=MAX_SIDE)
+    mean: tuple[float, float, float] = key("mean of each channel, for values in 0..1", (0.485, 0.456, 0.406))
+    std: tuple[float, float, float] = key("standard deviation of each channel", (0.229, 0.224, 0.225), above=0)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """Options that the original does not have; all keys are ours."""
 
-    seed: int = _key(0, "random seed of weights, order and augmentation", minimum=0, maximum=2**32 - 1)
-    precision: str = _key(
-        "fp32",
+    seed: int = key("random seed of weights, order and augmentation", 0, minimum=0, maximum=2**32 - 1)
+    precision: str = key(
         "fp32, bf16 or fp16 (mixed), or auto: bf16 where it is faster than fp32",
+        "fp32",
         choices=("fp32", "bf16", "fp16", "auto"),
     )
-    min_crop_area: float = _key(
-        0.08, "smallest area of the random crop, as a fraction of the image", above=0, maximum=1
+    min_crop_area: float = key("smallest area of the random crop, as a fraction of the image", 0.08, above=0, maximum=1)
+    upright: bool = key("apply the EXIF orientation of images, which `seamseg predict` always does", False)
+    channels_last: bool = key("run the network in channels-last memory format", False)
+    accumulate: int = key("batches whose gradients are accumulated for one step", 1, minimum=1, maximum=10**6)
+    ema: float = key(
+        "decay per step of a moving average of the weights, which is then validated", 0.0, minimum=0, maximum=1
     )
-    upright: bool = _key(False, "apply the EXIF orientation of images, which `seamseg predict` always does")
-    channels_last: bool = _key(False, "run the network in channels-last memory format")
-    accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1, maximum=10**6)
-    ema: float = _key(
-        0.0, "decay per step of a moving average of the weights, which is then validated", minimum=0, maximum=1
-    )
-    num_workers: int = _key(2, "processes that load images; 0 for none", minimum=0, maximum=1024)
-    prefetch: int = _key(2, "batches that each worker loads in advance", minimum=1, maximum=1024)
-    persistent_workers: bool = _key(False, "keep the workers between epochs")
-    drop_last: bool = _key(False, "drop the last, smaller batch of an epoch")
-    log_interval: int = _key(10, "steps between log lines", minimum=1)
-    log_hist: bool = _key(False, "histograms of fc and bn_out in TensorBoard")
-    val_interval: int = _key(1, "epochs between validations", minimum=1)
-    snapshot_interval: int = _key(0, "steps between checkpoints within an epoch; 0 for none", minimum=0)
-    snapshot_keep: int = _key(1, "number of newest checkpoints to keep", minimum=1)
-    loss_limit: float = _key(0.0, "training stops if the loss exceeds it; 0 for no limit", minimum=0)
+    num_workers: int = key("processes that load images; 0 for none", 2, minimum=0, maximum=1024)
+    prefetch: int = key("batches that each worker loads in advance", 2, minimum=1, maximum=1024)
+    persistent_workers: bool = key("keep the workers between epochs", False)
+    drop_last: bool = key("drop the last, smaller batch of an epoch", False)
+    log_interval: int = key("steps between log lines", 10, minimum=1)
+    log_hist: bool = key("histograms of fc and bn_out in TensorBoard", False)
+    val_interval: int = key("epochs between validations", 1, minimum=1)
+    snapshot_interval: int = key("steps between checkpoints within an epoch; 0 for none", 0, minimum=0)
+    snapshot_keep: int = key("number of newest checkpoints to keep", 1, minimum=1)
+    loss_limit: float = key("training stops if the loss exceeds it; 0 for no limit", 0.0, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -152,22 +150,14 @@ class ClassifierConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     source: str = field(default="config", compare=False)
 
-    def to_json(self, ours: bool = True) -> dict[str, Any]:
-        """Return the sections as plain data; without `ours`, as the original completes a file."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the sections as plain data."""
         content = {f.name: asdict(getattr(self, f.name)) for f in fields(self) if f.name != "source"}
         content["input"] |= {"mean": list(self.input.mean), "std": list(self.input.std)}
-        if not ours:
-            del content["training"], content["network"]["params"]
         return content
 
     def batch_per_process(self, world_size: int) -> int:
-        """Return the images of a batch of each process.
-
-        Raises
-        ------
-        InputError
-            if there are more processes than images in a batch
-        """
+        """Return the images of a batch of each process; InputError if there are fewer images than processes."""
         size = self.optimizer.batch_size // world_size
         if size < 1:
             raise InputError(
@@ -178,7 +168,7 @@ class ClassifierConfig:
 
 
 def _keys(section: Any, prefix: str = "") -> Iterator[str]:
-    for name, hint in typing.get_type_hints(section).items():
+    for name, hint in hints_of(section).items():
         if is_dataclass(hint):
             yield from _keys(hint, f"{prefix}{name}.")
         elif prefix:
@@ -190,17 +180,10 @@ KEYS = tuple(_keys(ClassifierConfig))
 
 
 def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> ClassifierConfig:
-    """Read a JSON configuration.
+    """Read a JSON file, or a packaged one by its bare name such as `resnext101_ipabn_lr_512`.
 
-    Parameters
-    ----------
-    path : the file, or the bare name of a packaged one such as `resnext101_ipabn_lr_512`
-    overrides : `section.key=value` each
-
-    Raises
-    ------
-    InputError
-        if the file is missing or no JSON, or a value is wrong; unknown keys of the file are only warned of
+    Overrides are `section.key=value` each. InputError if the file is missing or no JSON, or a value is wrong; unknown
+    keys of the file are only warned of.
     """
     path = Path(path)
     if not path.exists():
@@ -219,62 +202,49 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
 
 
 def parse_classifier_config(content: Any, source: str = "config", overrides: Sequence[str] = ()) -> ClassifierConfig:
-    """Complete and check the content of a JSON configuration; `source` is its name in errors.
-
-    Other arguments and errors as :func:`load_classifier_config`.
-    """
+    """Complete and check the content of a JSON file, whose name is `source`; see :func:`load_classifier_config`."""
     if not isinstance(content, Mapping):
         raise InputError(f"{source}: not a config file: the content must be an object with sections")
     texts = dict(map(_split_override, overrides))
-    config: ClassifierConfig = _section(ClassifierConfig, _renamed(content), source, "", texts, source=source)
+    network = content.get("network")
+    if isinstance(network, Mapping):
+        content = {**content, "network": _renamed(network)}
+    config: ClassifierConfig = _section(ClassifierConfig, content, source, "", texts, source=source)
     _check(config)
     return config
 
 
-def _renamed(content: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(network: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the names of keys and activations from before release 1.0 of the original."""
-    network = content.get("network")
-    if not isinstance(network, Mapping):
-        return dict(content)
-    new = {key: value for key, value in network.items() if key not in _OLD_NAMES}
-    for old, name in _OLD_NAMES.items():
-        if old in network:
-            new.setdefault(name, network[old])
-    if isinstance(new.get("activation"), str):
-        new["activation"] = _OLD_ACTIVATIONS.get(new["activation"], new["activation"])
-    return {**content, "network": new}
+    slope = {"activation_param": network["leaky_relu_slope"]} if "leaky_relu_slope" in network else {}
+    renamed = slope | {name: value for name, value in network.items() if name != "leaky_relu_slope"}
+    return renamed | ({"activation": "identity"} if network.get("activation") == "none" else {})
 
 
 def _section(cls: type, content: Any, origin: str, name: str, texts: Mapping[str, str], **values: Any) -> Any:
-    """Build a section from JSON over its defaults, and texts of overrides over both."""
+    """Build a section from JSON over its defaults, and texts of overrides over both; `name` ends with a dot."""
     if not isinstance(content, Mapping):
-        raise InputError(f"{origin}: {name} must be an object with keys, not {_shown(content)}")
-    hints = typing.get_type_hints(cls)
-    known = [spec.name for spec in fields(cls) if spec.name not in values]
-    unknown = [key for key in content if key not in known]
-    for key in unknown[:_MOST_WARNINGS]:
-        meant = did_you_mean(str(key), known)
-        warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
-    if len(unknown) > _MOST_WARNINGS:
-        warn(f"{origin}: {len(unknown) - _MOST_WARNINGS} more unknown keys are ignored", stacklevel=2)
+        raise InputError(f"{origin}: {name.rstrip('.')} must be an object with keys, not {_shown(content)}")
+    hints = {spec: hint for spec, hint in hints_of(cls).items() if spec not in values}
+    for unknown in islice((given for given in content if given not in hints), 20):
+        warn(f"{origin}: unknown key {name}{unknown} is ignored{did_you_mean(unknown, hints)}", stacklevel=2)
     for spec in fields(cls):
-        if spec.name not in known:
+        if spec.name not in hints:
             continue
-        hint, full = hints[spec.name], _joined(name, spec.name)
+        hint, full, given = hints[spec.name], name + spec.name, content.get(spec.name, MISSING)
         if is_dataclass(hint):
-            values[spec.name] = _section(hint, content.get(spec.name, {}), origin, full, texts)  # type: ignore[arg-type]
+            section = {} if given is MISSING else given
+            values[spec.name] = _section(hint, section, origin, f"{full}.", texts)  # type: ignore[arg-type]
         elif full in texts:
-            text = texts[full]
-            values[spec.name] = _parsed(text, hint, spec.metadata, f"`overrides={full}={text}`")
-        elif spec.name in content:
-            value = content[spec.name]
-            where = f"{origin}: {full} = {_shown(value)}"
-            values[spec.name] = _parsed(_as_text(value, hint, where), hint, spec.metadata, where)
+            values[spec.name] = _parsed(texts[full], hint, spec.metadata, f"`overrides={full}={texts[full]}`")
+        elif given is not MISSING:
+            where = f"{origin}: {full} = {_shown(given)}"
+            values[spec.name] = _parsed(_as_text(given, hint, where), hint, spec.metadata, where)
     return cls(**values)
 
 
 def _as_text(value: Any, hint: Any, where: str) -> str:
-    """Return a JSON value as the text that :func:`parse_value` reads; refuse values of another type."""
+    """Return a JSON value as the text that :func:`parse_value` reads; InputError for another type."""
     container = typing.get_origin(hint)
     wanted: tuple[type, ...] = {bool: (bool,), str: (str,), int: (int,), float: (int, float)}.get(hint, (object,))
     if container is not None:
@@ -295,9 +265,9 @@ def _parsed(text: str, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
 
 
 def _split_override(override: str) -> tuple[str, str]:
-    """Return key and value of `section.key=value`; InputError if it is none, or if there is no such key."""
+    """Return key and value of `section.key=value`."""
     name, equals, value = (word.strip() for word in override.partition("="))
-    section, dot, key = name.rpartition(".")
+    section, dot, last = name.rpartition(".")
     if not equals or not dot:
         example = "`overrides=optimizer.learning_rate=0.05`"
         raise InputError(f"`overrides={override}`: write section.key=value, for example {example}")
@@ -305,7 +275,7 @@ def _split_override(override: str) -> tuple[str, str]:
         raise InputError(f"`overrides`: {name} is a section; write {name}.KEY=VALUE")
     if name not in KEYS:
         others = [known.rpartition(".")[2] for known in KEYS if known.startswith(f"{section}.")]
-        raise InputError(f"`overrides`: unknown key {name}{did_you_mean(key, others)}")
+        raise InputError(f"`overrides`: unknown key {name}{did_you_mean(last, others)}")
     return name, value
 
 
@@ -349,16 +319,9 @@ def _check_schedule(schedule: ScheduleConfig, source: str) -> None:
             f"{where}: a {schedule.type} schedule has no {', '.join(unknown)}{did_you_mean(unknown[0], allowed)}"
         )
     for name, value in params.items():
-        values = value if name == "milestones" and isinstance(value, list) else [value]
-        whole = name in ("milestones", "step_size")
-        good = all(_is_number(v) and (not whole or (isinstance(v, int) and v > 0)) for v in values)
-        if not good or (name == "milestones" and not isinstance(value, list)):
-            kind = {"milestones": "a list of positive whole numbers", "step_size": "a positive whole number"}
-            raise InputError(f"{where}: {name} = {_shown(value)}: expected {kind.get(name, 'a number')}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+        hint, limits = PARAMS[name]
+        shown = f"{where}: {name} = {_shown(value)}"
+        _parsed(_as_text(value, hint, shown), hint, limits, shown)
 
 
 def _is_dilation(value: Any) -> bool:
@@ -366,10 +329,6 @@ def _is_dilation(value: Any) -> bool:
         flat = [item for entry in value for item in (entry if isinstance(entry, (list, tuple)) else [entry])]
         return len(value) == 4 and all(_is_dilation(item) and isinstance(item, int) for item in flat)
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64
-
-
-def _joined(section: str, key: object) -> str:
-    return f"{section}.{key}" if section else str(key)
 
 
 def _shown(value: Any) -> str:

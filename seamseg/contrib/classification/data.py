@@ -30,14 +30,7 @@ TRAIN, VAL = "train", "val"
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images with their classes.
-
-    Attributes
-    ----------
-    images : `N x 3 x H x W` float32, normalised; in a test with several crops `N x crops x 3 x H x W`
-    labels : `N` int64
-    ids : file names
-    """
+    """Images `N x 3 x H x W` float32, normalised, or `N x crops x 3 x H x W`; classes `N` int64; file names."""
 
     images: Tensor
     labels: Tensor
@@ -63,28 +56,13 @@ class ImageBatch:
 
 
 class ClassFolders(Dataset[tuple[Tensor, int, str]]):
-    """The images of a split, from one folder for each class.
+    """The images of the split `train` or `val`, from one folder for each class.
 
-    The random numbers of an image depend on `seed`, the epoch and the image alone.
+    `transform` makes a tensor of an RGB image; its numbers from `random` and torch's global generator depend on `seed`,
+    the epoch and the image alone. `upright` applies the EXIF orientation, as prediction does and the original
+    does not. `reading` is one number in shared memory, see :mod:`seamseg.data.workers`.
 
-    Parameters
-    ----------
-    root : data folder
-    split : its sub-folder, `train` or `val`
-    transform : function that makes a tensor of an RGB image; may use `random` and torch's global generator
-    seed : seed of the transform
-    upright : apply the EXIF orientation of the images, as prediction does and the original does not
-
-    Attributes
-    ----------
-    classes : names in the order of their numbers, sorted
-    samples : path and class of each image; hidden files and folders are ignored
-    reading : one number in shared memory, see :mod:`seamseg.data.workers`
-
-    Raises
-    ------
-    InputError
-        if the folder has no class folders, or one without images
+    InputError if there are no class folders, or one without images. Hidden files and folders are ignored.
     """
 
     def __init__(
@@ -98,10 +76,9 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         folder = Path(root) / split
         self.classes = class_names(root, split)
         found = [image_files(folder / name) for name in self.classes]
-        empty = [name for name, files in zip(self.classes, found) if not files]
-        if empty:
-            shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
-            raise InputError(f"{folder}: {len(empty)} of {len(self.classes)} class folders hold no images: {shown}")
+        if empty := [name for name, files in zip(self.classes, found) if not files]:
+            among = f"{len(empty)} of {len(self.classes)} class folders"
+            raise InputError(f"{folder}: {among} hold no images: {_first_three(empty)}")
         self.folder = folder
         self.samples = [(str(file), number) for number, files in enumerate(found) for file in files]
         self.transform = transform
@@ -123,13 +100,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         return self.samples[index][0]
 
     def __getitem__(self, key: int | SampleIndex) -> tuple[Tensor, int, str]:
-        """Return the transformed image, its class and its name.
-
-        Raises
-        ------
-        InputError
-            if the image cannot be read, or is too small for the crops
-        """
+        """Return the transformed image, its class and its name; InputError for one that cannot be read or cropped."""
         epoch, index = key[:2] if isinstance(key, tuple) else (0, key)
         path, label = self.samples[index]
         if self.reading is not None:
@@ -147,9 +118,8 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:
         """Raise InputError unless the network and another split have these classes."""
         if others is not None and self.classes != list(others):
-            differing = sorted(set(self.classes) ^ set(others))
-            shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
-            raise InputError(f"{self.folder.parent}: {TRAIN} and {VAL} have other class folders: {shown}")
+            differing = _first_three(sorted(set(self.classes) ^ set(others)))
+            raise InputError(f"{self.folder.parent}: {TRAIN} and {VAL} have other class folders: {differing}")
         if len(self.classes) != config.network.classes:
             raise InputError(
                 f"{self.folder}: has {len(self.classes)} class folders, but {config.source} has network.classes = "
@@ -171,20 +141,22 @@ def class_names(root: str | Path, split: str) -> list[str]:
     return names
 
 
+def _first_three(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
 @contextmanager
 def _seeded(text: str) -> Iterator[None]:
     """Seed the global generators of Python and torch (of the CPU) inside a `with` block."""
-    # not torch.manual_seed, which also seeds the GPUs
-    generator = torch.default_generator
-    states = random.getstate(), generator.get_state()
-    value = random.Random(text).getrandbits(63)
-    random.seed(value)
-    generator.manual_seed(value)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        generator.set_state(states[1])
+    state, value = random.getstate(), random.Random(text).getrandbits(63)
+    with torch.random.fork_rng(devices=[]):
+        random.seed(value)
+        # not torch.manual_seed, which also seeds the GPUs
+        torch.default_generator.manual_seed(value)
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 def collate_images(items: Sequence[tuple[Tensor, int, str]]) -> ImageBatch:
@@ -205,7 +177,7 @@ def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: Wo
 
 
 def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:
-    """Return the loader of the images of this process, which no other process reads."""
+    """Return the loader of the images that this process alone reads."""
     sampler = shard(len(dataset), world.size, world.rank)
     return BatchLoader(
         dataset,

@@ -22,13 +22,7 @@ TOP = (1, 5)
 
 
 class Classifier(nn.Module):
-    """A backbone with a classifier, as a network of one part.
-
-    Parameters
-    ----------
-    body : maps images to logits
-    channels_last : run it in channels-last memory format
-    """
+    """A network of one part: a body that maps images to logits, run in channels-last memory format or not."""
 
     def __init__(self, body: nn.Module, channels_last: bool = False) -> None:
         super().__init__()
@@ -42,12 +36,7 @@ class Classifier(nn.Module):
 
 
 class ClassifierLoss(nn.Module):
-    """The network and its loss as one module, which DistributedDataParallel wraps.
-
-    Parameters
-    ----------
-    net : the network
-    """
+    """The network and its loss as one module, which DistributedDataParallel wraps."""
 
     def __init__(self, net: Classifier) -> None:
         super().__init__()
@@ -64,16 +53,9 @@ class ClassifierLoss(nn.Module):
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return whether the class of each image is among the k of highest score.
+    """Return whether the class of each image is among the k of highest score: bool `2 x N`, a row for each k of `TOP`.
 
-    Parameters
-    ----------
-    logits : `N x classes`; with fewer than k classes every image is correct
-    labels : `N`
-
-    Returns
-    -------
-    bool, a row for each k of :data:`TOP`: `2 x N`
+    `logits` are `N x classes`, `labels` are `N`. With fewer than k classes every image is correct.
     """
     best = logits.topk(min(max(TOP), logits.shape[1])).indices
     found = best == labels[:, None]
@@ -132,14 +114,10 @@ def initialise(net: nn.Module, network: NetworkConfig) -> None:
 
 
 def _initialiser(network: NetworkConfig) -> Callable[[Tensor], Any]:
-    function = getattr(nn.init, f"{network.weight_init}_")
-    rectified = network.activation in ("relu", "elu")
+    function, rectified = getattr(nn.init, f"{network.weight_init}_"), network.activation in ("relu", "elu")
     if network.weight_init.startswith("kaiming"):
         return partial(function, a=0.0 if rectified else network.activation_param)
-    if rectified:
-        gain = nn.init.calculate_gain("relu")
-    elif network.activation == "leaky_relu":
-        gain = nn.init.calculate_gain("leaky_relu", network.activation_param)
-    else:
-        gain = 1.0
-    return partial(function, gain=gain * network.weight_gain_multiplier)
+    kind: Any = "relu" if rectified else {"identity": "linear"}.get(network.activation, network.activation)
+    return partial(
+        function, gain=nn.init.calculate_gain(kind, network.activation_param) * network.weight_gain_multiplier
+    )

@@ -61,10 +61,7 @@ def to_float(image: Image.Image) -> Tensor:
 def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Compose:
     """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32.
 
-    Parameters
-    ----------
-    options : sizes, colour changes and normalisation
-    min_crop_area : smallest area of the random crop, as a fraction of the image
+    The area of the random crop is at least the fraction `min_crop_area` of the image.
     """
     steps: list[Callable[..., Any]] = []
     if options.scale_train != -1:
@@ -77,33 +74,17 @@ def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Com
     return v2.Compose([*steps, _normalise(options)])
 
 
-def test_transform(
-    options: InputConfig, scale: int | None = None, crop: int | None = None, ten_crops: bool = False
-) -> v2.Compose:
-    """Return the transform of validation and test images.
+def test_transform(options: InputConfig, ten_crops: bool = False) -> v2.Compose:
+    """Return the transform of validation images: an RGB image to `3 x crop x crop` float32.
 
-    Parameters
-    ----------
-    options : sizes and normalisation
-    scale : shorter side of the resized image, -1 for its own; None for `scale_val`
-    crop : side of the crop; None for `crop_val`
-    ten_crops : cut out the centre and the corners, of the image and of its mirror image
-
-    Returns
-    -------
-    a transform of an RGB image to `3 x crop x crop` float32, or `10 x 3 x crop x crop` with `ten_crops`
-
-    Raises
-    ------
-    InputError
-        if the crop is larger than the resized image
+    With `ten_crops` to `10 x 3 x crop x crop`: the corners and the centre, of the image and of its mirror image.
+    InputError if the crop is larger than the resized image.
     """
-    shown = f"input.crop_val = {options.crop_val}" if crop is None else f"`crop={crop}`"
-    remedy = "input.scale_val" if scale is None and crop is None else "`scale`"
-    scale = options.scale_val if scale is None else scale
-    crop = options.crop_val if crop is None else crop
+    scale, crop = options.scale_val, options.crop_val
     if scale != -1 and crop > scale:
-        raise InputError(f"{shown}: does not fit into images whose shorter side is {scale}; raise {remedy}")
+        raise InputError(
+            f"input.crop_val = {crop}: does not fit into images whose shorter side is {scale}; raise input.scale_val"
+        )
     if not ten_crops:
         # exported classifiers prepare images in the same way, without torchvision
         size = InputSize(None if scale == -1 else scale, crop=(crop, crop))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.contrib.classification.checkpoint import load_checkpoint
-from seamseg.contrib.classification.config import MAX_SIDE, ClassifierConfig, load_classifier_config
+from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.contrib.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
 from seamseg.contrib.classification.network import TOP, correct
 from seamseg.contrib.classification.transforms import TEN_CROPS, test_transform
@@ -31,11 +31,8 @@ from seamseg.utils.progress import progress
 class ClassifierScores(Scores):
     """Scores of a classifier.
 
-    Attributes
-    ----------
-    top1, top5 : percentage of the images whose class is that of highest score, or among the five
-    loss : mean cross entropy
-    seconds : time of the validation
+    `top1` and `top5` are the percentages of the images whose class has the highest score, or is among the five; `loss`
+    is the mean cross entropy, `seconds` the time of the validation.
     """
 
     top1: float
@@ -109,69 +106,42 @@ class ClassifierValidator:
         return torch.cat([correct(logits, batch.labels).sum(1), loss[None], loss.new_tensor([len(batch.ids)])]).double()
 
 
-@dataclass(frozen=True)
-class ValidationOptions:
-    """Arguments of a validation.
-
-    Attributes
-    ----------
-    config : JSON file, or the name of a packaged one
-    checkpoint : checkpoint of this project or of the original
-    data : folder with `val/<class>/*`
-    crop, scale : side of the crop, and shorter side of the image before it, -1 for its own; None: as configured
-    ten_crops : average the logits of ten crops
-    overrides : `section.key=value` each
-    device : auto, cpu, cuda or cuda:N
-    """
-
-    config: str | Path
-    checkpoint: str | Path
-    data: str | Path
-    crop: int | None = None
-    scale: int | None = None
-    ten_crops: bool = False
-    overrides: Sequence[str] = ()
-    device: str = "auto"
-
-
-def validate_classifier(options: ValidationOptions) -> ClassifierScores:
-    """Score a checkpoint; joins the processes of torchrun if there are any.
-
-    Raises
-    ------
-    InputError
-        if the configuration, the checkpoint or the data is wrong
-    SeamsegError
-        if the network returns logits that are not finite
-    """
-    config = load_classifier_config(options.config, options.overrides)
-    for name, value in (("crop", options.crop), ("scale", options.scale)):
-        if value is not None and not (1 <= value <= MAX_SIDE or (name == "scale" and value == -1)):
-            raise InputError(f"`{name}={value}`: must be from 1 to {MAX_SIDE} pixels")
-    transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
-    dataset = ClassFolders(options.data, VAL, transform, config.training.seed, config.training.upright)
+def open_validator(
+    data: str | Path, config: ClassifierConfig, world: World, ten_crops: bool = False
+) -> ClassifierValidator:
+    """Open the validation images of a data folder; InputError if it is missing or has other classes."""
+    transform = test_transform(config.input, ten_crops)
+    dataset = ClassFolders(data, VAL, transform, config.training.seed, config.training.upright)
     dataset.check_classes(config)
-    net, names = load_checkpoint(options.checkpoint, config, config.training.channels_last)
-    if names and names != dataset.classes:
-        mine, theirs = next((a, b) for a, b in zip_longest(dataset.classes, names) if a != b)
-        raise InputError(
-            f"{dataset.folder}: its class folders are not those of {options.checkpoint}: {mine!r} instead of {theirs!r}"
-        )
-    with distributed(options.device) as world:
-        size = config.batch_per_process(world.size)
-        # as many crops at a time as images otherwise
-        size = max(1, size // TEN_CROPS) if options.ten_crops else size
-        validator = ClassifierValidator(dataset, size, config, world)
+    size = config.batch_per_process(world.size)
+    # as many crops at a time as images otherwise
+    return ClassifierValidator(dataset, max(1, size // TEN_CROPS) if ten_crops else size, config, world)
+
+
+def validate_classifier(
+    config: str | Path,
+    checkpoint: str | Path,
+    data: str | Path,
+    ten_crops: bool = False,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+) -> ClassifierScores:
+    """Score a checkpoint of this project or of the original; joins the processes of torchrun if there are any.
+
+    `config` is a JSON file or the name of a packaged one, and `data` holds `val/<class>/*`. With `ten_crops` the logits
+    of ten crops are averaged. InputError if one of them is wrong; SeamsegError if logits are not finite.
+    """
+    settings = load_classifier_config(config, overrides)
+    with distributed(device) as world:
+        validator = open_validator(data, settings, world, ten_crops)
+        net, names = load_checkpoint(checkpoint, settings, settings.training.channels_last)
+        dataset = validator.dataset
+        if names and names != dataset.classes:
+            mine, theirs = next((a, b) for a, b in zip_longest(dataset.classes, names) if a != b)
+            raise InputError(
+                f"{dataset.folder}: its class folders are not those of {checkpoint}: {mine!r} instead of {theirs!r}"
+            )
         scores = validator(net.to(world.device))
     if not math.isfinite(scores.loss):
-        raise SeamsegError(
-            f"{options.checkpoint}: the network returns logits that are not finite: its weights are broken"
-        )
+        raise SeamsegError(f"{checkpoint}: the network returns logits that are not finite: its weights are broken")
     return scores
-
-
-def open_validator(data: str | Path, config: ClassifierConfig, world: World) -> ClassifierValidator:
-    """Open the validator of a training; InputError if the data is missing or wrong."""
-    dataset = ClassFolders(data, VAL, test_transform(config.input), config.training.seed, config.training.upright)
-    dataset.check_classes(config)
-    return ClassifierValidator(dataset, config.batch_per_process(world.size), config, world)

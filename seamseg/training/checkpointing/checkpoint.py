@@ -34,9 +34,6 @@ from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
-STEPPER_PARTS = ("scaler", "ema")
-"""Possible keys of :meth:`Stepper.state_dict`, each a part of a snapshot's `state_dict`."""
-
 
 @dataclass(frozen=True)
 class TrainState:
@@ -68,12 +65,8 @@ class TrainState:
 class TrainingProgress:
     """Epochs and steps that are done, and the scores.
 
-    Attributes
-    ----------
-    epoch : index of the last finished epoch, from 0; -1 before the first
-    global_step : steps so far
-    last_score, best_score : scores of the last and the best validation; 0 before the first
-    best_of : name of the best score; empty before the first, and in snapshots of the original
+    `epoch` is the index of the last finished epoch, -1 before the first. Scores are 0 before the first validation.
+    `best_of` is the name of the best score; empty before the first, and in snapshots of the original.
     """
 
     epoch: int = -1
@@ -147,18 +140,11 @@ def data_order(sampler: ARBatchSampler, seed: int) -> tuple[int, int]:
 class ResumePoint:
     """Where a resumed training begins.
 
-    Attributes
-    ----------
-    source : the snapshot
-    progress : finished epochs and steps
-    position : position in the unfinished epoch, the one after `progress.epoch`; None if that begins
-    is_best : it is the snapshot of the best epoch so far
-    rank_states : states of the processes that wrote it, by rank; empty in snapshots of the original
-    stepper_state : state for :meth:`Stepper.load_state_dict`, of the main process
-    config : INI text it was trained with
-    callbacks : their states by name
-    stopped : `by`, the callback that stopped the training, and its `reason`; empty unless one did
-    missing : a line for each custom component that it was trained with and that is not imported, or has changed
+    `position` is None at the begin of an epoch, `is_best` if this is the snapshot of the best epoch so far.
+    `rank_states` are the states of the processes that wrote it, by rank; empty in snapshots of the original.
+    `stepper_state` is for :meth:`Stepper.load_state_dict`, of the main process; `callbacks` are states by name.
+    `stopped` has the callback that stopped the training as `by`, and its `reason`. `missing` are lines about custom
+    components of the snapshot that are not imported, or have changed.
     """
 
     source: Path
@@ -246,7 +232,7 @@ def resume(
             position=None if more.get("position") is None else EpochPosition.from_state(more["position"]),
             is_best=bool(more.get("is_best")),
             rank_states=list(more.get("ranks", [])),
-            stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
+            stepper_state={k: snapshot.state_dict[k] for k in ("scaler", "ema") if k in snapshot.state_dict},
             config=snapshot.config,
             callbacks=dict(more.get("callbacks", {})),
             stopped={name: str(more["stopped"][name]) for name in ("by", "reason")} if "stopped" in more else {},

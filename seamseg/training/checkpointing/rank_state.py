@@ -84,23 +84,11 @@ def load_rank_buffers(state: Mapping[str, Any], net: nn.Module) -> None:
 
 
 def with_rank_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the moving averages of buffers of the main process, which a snapshot has, by those of another process."""
+    """Replace the moving averages of buffers in a snapshot, of the main process, by the averages of another process."""
     own = state["ema"]
     parts = {part: averaged[part] for part in NETWORK_MODULES if part in averaged}
     mixed = {part: {k: own.get(f"{part}.{k}", v) for k, v in tensors.items()} for part, tensors in parts.items()}
     return {**averaged, **mixed}
-
-
-def mean_losses(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of the loss averages over processes, for a training resumed with another number of processes."""
-    means: dict[str, Any] = _mean([state["losses"] for state in states])
-    return means
-
-
-def _mean(values: list[Any]) -> Any:
-    if isinstance(values[0], Mapping):
-        return {key: _mean([value[key] for value in values if key in value]) for key in values[0]}
-    return sum(values) / len(values)
 
 
 def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:

@@ -31,7 +31,6 @@ from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, writ
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
 LOG_NAME = "training.log"
-LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
@@ -42,22 +41,19 @@ _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin` and logs.
+    """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and TensorBoard files.
 
     The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
-    are `training.log`, `metrics.jsonl` and TensorBoard files.
+    are `training.log`, or one of each process with `{rank}` in `log_name`, and `metrics.jsonl`.
 
-    Attributes
-    ----------
-    path : the folder
-    last_name, best_name : names of the newest and of the best snapshot
-    content : returns what the file of a snapshot holds; tensors and plain data only
-    parse : returns the snapshot from the content and the name of a file; raises InputError if it is not one
+    `content` returns what the file of a snapshot holds, tensors and plain data only. `parse` returns the snapshot from
+    the content and the name of a file; InputError if it is not one.
     """
 
     path: Path
     last_name: str = LAST_NAME
     best_name: str = BEST_NAME
+    log_name: str = LOG_NAME
     content: Callable[[Snapshot], Any] = snapshot_content
     parse: Callable[[Any, str], Snapshot] = parse_snapshot
 
@@ -120,7 +116,7 @@ class RunFolder:
         """Remove the locked folder of a run that was refused before training began, if it holds nothing but logs."""
         with suppress(OSError):
             entries = list(self.path.iterdir())
-            if all(entry.match(LOG_NAMES) or entry.name == LOCK_NAME for entry in entries):
+            if all(entry.match("training*.log") or entry.name == LOCK_NAME for entry in entries):
                 for entry in entries:
                     entry.unlink(missing_ok=True)
                 self.path.rmdir()
@@ -195,12 +191,8 @@ class SnapshotWriter:
     def save(self, snapshot: Snapshot, step: int, best: bool = False, forget_best: bool = False) -> None:
         """Start to write, after the previous snapshot; SeamsegError if that could not be written.
 
-        Parameters
-        ----------
-        snapshot : its tensors must not change afterwards
-        step : global step, for the name
-        best : it is the best so far
-        forget_best : there is no best one yet; remove that of another run
+        The tensors must not change afterwards. With `forget_best` there is no best snapshot yet: remove the best one of
+        another run.
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot, step, best, forget_best), name="saver")

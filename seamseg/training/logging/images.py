@@ -1,10 +1,10 @@
-"""Sample images of a training for callbacks: inputs with their targets, proposals and predictions."""
+"""Sample images of a training for callbacks: inputs with their targets and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.config import Config
-from seamseg.data.transforms import Normalise
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detections
 from seamseg.maps.evaluation.segments import gt_segments_from_instances
@@ -22,29 +21,12 @@ from seamseg.maps.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.maps.visualize.detections import draw_detections
 from seamseg.maps.visualize.maps import draw_map
 from seamseg.maps.visualize.overlay import draw_boxes, draw_overlay
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.validation.items import PanopticValidation, ValidationResult
 
 _MAX_SIDE = 640
 """Longest side of a panel in pixels, which bounds the size of event files."""
-
-_PROPOSALS = 50
-
-
-class SampleImages(Protocol):
-    """Draws the sample images of a training."""
-
-    def targets(self, batch: TrainingBatch) -> np.ndarray:
-        """Draw an image of a training batch as it was loaded, on the host, with its targets: uint8 `H x W x 3`."""
-
-    def collector(self) -> SampleCollector | None:
-        """Return an observer for a validation that keeps what :meth:`validation` draws; None to draw nothing."""
-        return None
-
-    def validation(self, net: Any, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
-        """Draw the kept images of a validation of a network in evaluation mode, each with its tag."""
-        yield from ()
 
 
 @dataclass
@@ -62,48 +44,37 @@ class SampleCollector:
 
 @dataclass(frozen=True)
 class SampleRenderer:
-    """Draws the images of one data set, as :class:`SampleImages`."""
+    """Draws the sample images of a training."""
 
     metadata: Metadata
     config: Config
 
-    def targets(self, batch: TrainingBatch, index: int = 0) -> np.ndarray:
-        """Draw an image of a training batch with its segments, and boxes around things."""
+    def targets(self, batch: TrainingBatch) -> np.ndarray:
+        """Draw the first image of a batch, as it was loaded, with its segments and boxes: uint8 `H x W x 3`."""
         assert isinstance(batch, Batch)
         batch = prepare_batch(batch, self.config.dataloader)
         image, mask, cat, crowd, boxes = (
-            getattr(batch, name)[index] for name in ("images", "masks", "categories", "iscrowd", "boxes")
+            getattr(batch, name)[0] for name in ("images", "masks", "categories", "iscrowd", "boxes")
         )
         rgb = self._to_rgb(image)
-        drawn = self._overlay(rgb, self._truth(mask.cpu().numpy(), cat.tolist(), crowd.tolist(), batch.ids[index]))
+        drawn = self._overlay(rgb, self._truth(mask.cpu().numpy(), cat.tolist(), crowd.tolist(), batch.ids[0]))
         things = ((cat >= self.metadata.num_stuff) & (cat < self.metadata.num_classes) & ~crowd.bool()).cpu().numpy()
         return _shrunk(draw_boxes(drawn, boxes.cpu().numpy()[things], cat.cpu().numpy()[things], self.metadata.palette))
 
-    def collector(self) -> SampleCollector:
-        """See :class:`SampleImages`."""
-        return SampleCollector()
-
     def validation(self, net: Any, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
-        """See :class:`SampleImages`."""
-        options, device = self.config.dataloader, next(net.parameters()).device
-        normalise = Normalise(options.rgb_mean, options.rgb_std)
+        """Draw the kept images of a validation of a network, each with its tag."""
         for number, sample in enumerate(collector.samples):
-            image = normalise(torch.from_numpy(sample.item.pixels).permute(2, 0, 1)).to(device)
-            with torch.inference_mode():
-                proposals = net.proposals(PackedSequence([image]))
-            first = None if proposals is None else proposals[0]
-            yield f"val/{number}_proposals_target_prediction", self.triptych(sample, first)
+            yield f"val/{number}_target_prediction", self.panels(sample)
             for name, spec in net.map_formats.items():
                 values = sample.prediction.maps[name]
                 yield f"val/{number}_map_{name}", _shrunk(draw_map(values, spec, sample.prediction.size))
 
-    def triptych(self, sample: ValidationResult, proposals: Tensor | None) -> np.ndarray:
-        """Draw a validation image three times side by side: with the best proposals, ground truth, prediction."""
+    def panels(self, sample: ValidationResult) -> np.ndarray:
+        """Draw a validation image twice side by side: with ground truth, and with the prediction."""
         item, rgb = sample.item, sample.item.pixels
-        first = rgb if proposals is None else draw_boxes(rgb, proposals[:_PROPOSALS].cpu().numpy(), width=1)
         mask = resize_nearest(item.mask.numpy(), sample.prediction.size)
         truth = self._truth(mask, list(item.cat), list(item.iscrowd), item.id)
-        panels = [first, self._overlay(rgb, truth), self._predicted(rgb, sample)]
+        panels = [self._overlay(rgb, truth), self._predicted(rgb, sample)]
         return np.concatenate([_shrunk(p) for p in panels], axis=1)
 
     def _predicted(self, rgb: np.ndarray, sample: ValidationResult) -> np.ndarray:
@@ -125,10 +96,9 @@ class SampleRenderer:
 
     def _truth(self, mask: np.ndarray, cat: list[int], iscrowd: list[int], name: str) -> PanopticResult:
         ids, infos = gt_segments_from_instances(mask, cat, iscrowd, self.metadata.num_stuff, name)
+        nowhere = (0, 0, 0, 0)
         segments = [
-            Segment(
-                s.id, s.category, self.metadata.is_thing(s.category), None, int(s.area or 0), (0, 0, 0, 0), s.iscrowd
-            )
+            Segment(s.id, s.category, self.metadata.is_thing(s.category), None, int(s.area or 0), nowhere, s.iscrowd)
             for s in infos
         ]
         return PanopticResult(ids.astype(np.int32), segments)

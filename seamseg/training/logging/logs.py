@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.output import make_printable
 
@@ -15,27 +14,22 @@ _logger = logging.getLogger("seamseg")
 
 
 class TextLog:
-    """Writes lines to the console and, with a timestamp, to a file in the run folder.
+    """Writes lines to the console and, with a timestamp, to a file; to neither in most processes.
 
-    Only the main process enables it; on the others it does nothing. `quiet` shows only warnings on the console.
+    `quiet` shows only warnings on the console.
     """
 
-    def __init__(
-        self, folder: Path | None, quiet: bool = False, enabled: bool = True, name: str = LOG_NAME, console: bool = True
-    ) -> None:
+    def __init__(self, path: Path | None, quiet: bool = False, console: bool = True) -> None:
         self._handlers: list[logging.Handler] = []
-        self.enabled = enabled
-        if not enabled:
-            return
         if console:
             stream = logging.StreamHandler(sys.stderr)
             stream.setLevel(logging.WARNING if quiet else logging.INFO)
             self._handlers.append(make_printable(stream))
-        if folder is not None:
+        if path is not None:
             try:
-                file = logging.FileHandler(folder / name, encoding="utf-8")
+                file = logging.FileHandler(path, encoding="utf-8")
             except OSError as error:
-                raise SeamsegError(f"{folder / name}: cannot write: {error.strerror}") from error
+                raise SeamsegError(f"{path}: cannot write: {error.strerror}") from error
             self._handlers.append(make_printable(file, "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         _logger.setLevel(logging.INFO)
         _logger.propagate = False
@@ -43,6 +37,11 @@ class TextLog:
             # a full disk is reported by the writer of snapshots; without this each log line would print a traceback
             handler.handleError = lambda record: None  # type: ignore[method-assign]
             _logger.addHandler(handler)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether messages are shown or written."""
+        return bool(self._handlers)
 
     def info(self, message: str) -> None:
         """Log an informational message."""
@@ -75,7 +74,6 @@ class TextLog:
             _logger.removeHandler(handler)
             handler.close()
         self._handlers = []
-        self.enabled = False
 
 
 def duration(seconds: float) -> str:

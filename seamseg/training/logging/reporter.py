@@ -15,7 +15,7 @@ from torch import nn
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.metrics_file import MetricsFile
 from seamseg.training.callbacks import Callbacks
-from seamseg.training.logging.images import SampleCollector, SampleImages
+from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.training.logging.logs import TextLog, duration, remaining, train_tag
 from seamseg.training.losses import Averages, LossMeans
 from seamseg.training.options import TrainerOptions
@@ -49,7 +49,7 @@ class Reporter:
     def __init__(
         self,
         options: TrainerOptions,
-        images: SampleImages,
+        images: SampleRenderer | None,
         world: World,
         log: TextLog,
         callbacks: Callbacks,
@@ -94,7 +94,7 @@ class Reporter:
 
     def targets(self, batch: TrainingBatch, step: int) -> None:
         """Draw the targets of a batch as it was loaded, on the host."""
-        if self.callbacks.draws:
+        if self._images is not None and self.callbacks.draws:
             self.callbacks.report("image", step, "train/targets", self._images.targets(batch))
 
     def begin_step(self, step: int, rates: list[float]) -> None:
@@ -188,14 +188,13 @@ class Reporter:
 
     def sample_collector(self) -> SampleCollector | None:
         """Return an observer of a validation that keeps the images for :meth:`samples`; None if none are drawn."""
-        return self._images.collector() if self.callbacks.draws else None
+        return SampleCollector() if self._images is not None and self.callbacks.draws else None
 
     def samples(self, net: nn.Module, collector: SampleCollector, step: int) -> None:
         """Draw the validation images that a collector has kept."""
-        net.eval()
+        assert self._images is not None
         for tag, image in self._images.validation(net, collector):
             self.callbacks.report("image", step, tag, image)
-        net.train()
 
     def histograms(self, net: nn.Module, step: int) -> None:
         """Report the distributions of `options.histograms`, every few steps."""

@@ -21,13 +21,8 @@ class WeightAverage:
 
     It starts as a copy of the weights. Update number t, from 0, keeps the fraction `min(decay, (1 + t) / (10 + t))` of
     it, so that the initial weights are forgotten early in a training. Running statistics are averaged like the weights
-    they belong to. Counters of norm layers and frozen weights are taken from the network.
-
-    Parameters
-    ----------
-    net : network with the parts of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`, on its device
-    decay : fraction of the average that an update keeps, in the long run
-    key : name of its key, for errors
+    they belong to. Counters of norm layers and frozen weights are taken from the network. `key` is the name of the key
+    of `decay`, for errors.
     """
 
     def __init__(self, net: nn.Module, decay: float, key: str = "optimizer.ema") -> None:
@@ -81,14 +76,13 @@ class WeightAverage:
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None
         if not isinstance(updates, Tensor) or updates.shape != ():
             raise InputError(f"{source}: its moving average is damaged; set {self._key}=0 to continue without it")
-        own = {id(average): average for average in self._averages}
-        pairs: list[tuple[Tensor, Tensor]] = []
+        own, pairs = set(map(id, self._averages)), list[tuple[Tensor, Tensor]]()
         for part, tensors in self._by_part().items():
             saved = state.get(part)
             for key, tensor in tensors.items():
-                value = saved.get(key) if isinstance(saved, Mapping) else None
                 if id(tensor) not in own:
                     continue
+                value = saved.get(key) if isinstance(saved, Mapping) else None
                 if not isinstance(value, Tensor) or value.shape != tensor.shape:
                     raise InputError(
                         f"{source}: its moving average does not fit this network, first {part}.{key}; "

@@ -52,37 +52,34 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
     `optimizer.weight_decay_norm`. Frozen parameters are in no group. There are further groups, between these two, for
     parameters of the backbone with another learning rate (`optimizer.body_lr_factor`, `optimizer.layer_decay`) or, in
-    timm networks, without weight decay.
-
-    Raises
-    ------
-    InputError
-        if a beta of AdamW is 1, or the layers of the backbone cannot be told apart for `optimizer.layer_decay`
+    timm networks, without weight decay. InputError also if the layers of the backbone cannot be told apart for
+    `optimizer.layer_decay`.
     """
     component, keys = config.component("optimizer")
     groups = _parameter_groups(net, config)
-    optimizer = component.make(groups, keys) if component.built_in else component.build(groups, keys)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(f"{component.section} ({component.file}): must return a torch.optim.Optimizer")
-    if not hasattr(optimizer, "param_groups"):
-        raise InputError(f"{component.section} ({component.file}): call super().__init__(groups, DEFAULTS)")
-    if not component.built_in:
+    if component.built_in:
+        optimizer: torch.optim.Optimizer = component.make(groups, keys)
+    else:
+        optimizer, where = component.build(groups, keys), f"{component.section} ({component.file})"
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(f"{where}: must return a torch.optim.Optimizer")
+        if not hasattr(optimizer, "param_groups"):
+            raise InputError(f"{where}: call super().__init__(groups, DEFAULTS)")
         given, kept = ({p for g in some for p in g["params"]} for some in (groups, optimizer.param_groups))
         if lost := len(given - kept):
-            where = f"{component.section} ({component.file})"
             raise InputError(
                 f"{where}: {lost} of {len(given)} parameters are in no group: pass all to super().__init__"
             )
-        check_storable(optimizer.state_dict(), f"{component.section} ({component.file}): state_dict()")
+        check_storable(optimizer.state_dict(), f"{where}: state_dict()")
     fill_state(optimizer)
     return optimizer
 
 
 @register("optimizer", "sgd")
-def sgd(groups: list[dict[str, Any]], keys: Optimizer) -> torch.optim.Optimizer:
+def sgd(groups: list[dict[str, Any]], keys: Any) -> torch.optim.Optimizer:
     """Return SGD over groups of parameters that have learning rate and weight decay."""
     nesterov = keys.nesterov and keys.momentum > 0
-    return torch.optim.SGD(groups, momentum=keys.momentum, nesterov=nesterov, fused=_can_fuse(groups))
+    return torch.optim.SGD(groups, momentum=keys.momentum, nesterov=nesterov, fused=can_fuse(groups))
 
 
 @register("optimizer", "adamw")
@@ -91,10 +88,11 @@ def adamw(groups: list[dict[str, Any]], keys: Optimizer) -> torch.optim.Optimize
     for name, beta in (("momentum", keys.momentum), ("beta2", keys.beta2)):
         if beta >= 1:
             raise InputError(f"[optimizer] {name} = {beta}: with type = adamw it must be below 1")
-    return torch.optim.AdamW(groups, betas=(keys.momentum, keys.beta2), fused=_can_fuse(groups))
+    return torch.optim.AdamW(groups, betas=(keys.momentum, keys.beta2), fused=can_fuse(groups))
 
 
-def _can_fuse(groups: list[dict[str, Any]]) -> bool:
+def can_fuse(groups: list[dict[str, Any]]) -> bool:
+    """Return whether the parameters of an optimizer can take fused steps."""
     parameters = [p for group in groups for p in group["params"]]
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
 
@@ -155,43 +153,25 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 @torch.no_grad()
-def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor, goes_on: bool = False) -> None:
-    """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
+def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
+    """Take a step that, where `skipped`, changes neither parameters nor state.
 
-    `skipped` is a bool scalar on the device of the parameters. The host does read it for optimizers without
-    :func:`has_known_state` as long as parameters have no state, and if the training goes on after a skipped step, as
-    with fp16: the state of these may have numbers of Python.
+    `skipped` is a bool scalar on the device of the parameters, which the host reads only for optimizers that are not
+    fused.
     """
-    known = has_known_state(optimizer)
-    if goes_on and not known and bool(skipped):
-        return
     if all(group.get("fused") for group in optimizer.param_groups):
         # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
         optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
         try:
-            _step(optimizer)
+            optimizer.step()
         finally:
             del optimizer.found_inf  # type: ignore[attr-defined]
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    # what a step has made cannot be undone
-    if not known and any(not optimizer.state.get(p) for p in parameters) and bool(skipped):
-        return
-    states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
-    tensors = [p.detach() for p in parameters] + states
-    before = [tensor.clone() for tensor in tensors]
-    _step(optimizer)
-    for tensor, old in zip(tensors, before):
-        # the step counts of AdamW may be on the CPU
-        tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
-
-
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step; an error in the code of a custom optimizer names it."""
-    kind = type(optimizer)
-    of_torch = kind.__module__.startswith("torch.")
-    with nullcontext() if of_torch else named_errors(f"optimizer {kind.__name__}", kind.__module__):
-        optimizer.step()
+    elif not bool(skipped):
+        kind = type(optimizer)
+        of_torch = kind.__module__.startswith("torch.")
+        # an error in the code of a custom optimizer names it
+        with nullcontext() if of_torch else named_errors(f"optimizer {kind.__name__}", kind.__module__):
+            optimizer.step()
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
@@ -216,19 +196,10 @@ def load_optimizer_state(
     """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
     Learning rates, decay and momentum come from the configuration, so that they can be changed between two runs. A
-    parameter without saved state keeps its own, for example zeros. Tensors get the device and memory
-    format of the parameters.
-
-    Parameters
-    ----------
-    source : file it was read from, for errors
-    saved_type : name of the class of the saved optimizer; None for SGD or AdamW, told apart by their groups
-    key : returns the names that keys of an INI file have in the configuration, for errors
-
-    Raises
-    ------
-    InputError
-        if it belongs to other parameters or another type of optimizer, or is damaged
+    parameter without saved state keeps its own, for example zeros. Tensors get the device and memory format of the
+    parameters. `saved_type` is the name of the class of the saved optimizer; None for SGD or AdamW, told apart by their
+    groups. `key` returns the names of keys for errors, see :meth:`TrainerOptions.key`. InputError if the state belongs
+    to other parameters or another type of optimizer, or is damaged.
     """
     try:
         groups, saved, entries = optimizer.param_groups, state["param_groups"], state["state"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,43 +57,32 @@ def _params(keys: Scheduler, *names: str) -> list[Any]:
     return [keys.params[name] for name in names]
 
 
-class LRSchedule(ABC):
-    """Learning rates of all parameter groups at a step, from their base rates; `by_epoch`: they depend on the epoch."""
+class LRSchedule:
+    """Learning rates of all parameter groups; InputError if the curve cannot be evaluated.
 
-    def __init__(self, base_lrs: Sequence[float], epochs: int, epoch_length: int, by_epoch: bool) -> None:
-        self.base_lrs = list(base_lrs)
-        self.by_epoch = by_epoch
-        self.total = epochs if by_epoch else epochs * max(1, epoch_length)
-
-    @abstractmethod
-    def factor(self, step: int, epoch: int) -> float:
-        """Return the factor of the base rates at a step, from 1, with `by_epoch` of an epoch, from 0."""
-
-    def get_lr(self, step: int, epoch: int) -> list[float]:
-        """Return the learning rate of each parameter group; see :meth:`factor` for the arguments."""
-        factor = self.factor(step, epoch)
-        return [base * factor for base in self.base_lrs]
-
-
-class CurveSchedule(LRSchedule):
-    """The schedule of `[scheduler]`; InputError if its curve cannot be evaluated.
-
-    The curve runs over `t`, the step (`update_mode` batch) or the epoch (epoch), out of `total`, the number of steps or
-    epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the base rate instead,
-    for all curves; burn-in is counted in steps in both modes.
+    The curve runs over `t`, the step from 1 (`update_mode` batch) or the epoch from 0 (epoch), out of `total`, the
+    number of steps or epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the
+    base rate instead, for all curves; burn-in is counted in steps in both modes.
     """
 
     def __init__(
         self, curve: Curve, keys: Any, options: Scheduler, base_lrs: Sequence[float], epoch_length: int
     ) -> None:
-        super().__init__(base_lrs, options.epochs, epoch_length, options.update_mode == "epoch")
+        self.base_lrs = list(base_lrs)
+        self.by_epoch = options.update_mode == "epoch"
+        self.total = options.epochs if self.by_epoch else options.epochs * max(1, epoch_length)
         self._curve, self._keys, self._options = curve, keys, options
         last = self.total - self.by_epoch
         for t in {0, 1, last // 4, last // 2, 3 * last // 4, last}:
             self._at(t)
 
+    def get_lr(self, step: int, epoch: int) -> list[float]:
+        """Return the learning rate of each parameter group at a step, from 1, of an epoch, from 0."""
+        factor = self.factor(step, epoch)
+        return [base * factor for base in self.base_lrs]
+
     def factor(self, step: int, epoch: int) -> float:
-        """See :meth:`LRSchedule.factor`."""
+        """Return the factor of the base rates; arguments as :meth:`get_lr`."""
         options = self._options
         if step <= options.burn_in_steps:
             return options.burn_in_start + step * (1.0 - options.burn_in_start) / options.burn_in_steps

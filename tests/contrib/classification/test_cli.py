@@ -57,7 +57,7 @@ def test_bad_arguments(folder: Path, tmp_path: Path, refused: Callable[..., str]
     assert "no such config file" in refused("classify", "train", tmp_path / "c.json", folder / "data", *run)
     assert "no such folder" in refused("classify", "train", folder / "c.json", tmp_path, *run)
     assert "--crop 0: must be from 1 to 16384 pixels" in refused(*model, "--crop", 0)
-    assert "--crop 300: does not fit" in refused(*model, "--crop", 300)
+    assert "input.crop_val = 300: does not fit" in refused(*model, "--crop", 300)
     assert "name train or validate" in refused("classify")
 
 

@@ -20,7 +20,7 @@ import seamseg
 from seamseg.contrib.classification.config import InputConfig, NetworkConfig, parse_classifier_config
 from seamseg.contrib.classification.data import ImageBatch
 from seamseg.contrib.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
-from seamseg.contrib.classification.train import ClassifierSchedule, build_optimizer, trainer_options
+from seamseg.contrib.classification.train import build_optimizer, build_schedule, trainer_options
 from seamseg.contrib.classification.transforms import test_transform as validation_transform
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
@@ -66,7 +66,7 @@ def test_learning_rates(name: str) -> None:
     config = parse_classifier_config({"optimizer": options}).optimizer
     net = nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1), "fc": nn.Linear(1, 1)})
     rates = [group["lr"] for group in build_optimizer(net, config).param_groups]
-    schedule = ClassifierSchedule(config.schedule, rates, 5005)
+    schedule = build_schedule(config.schedule, rates, 5005)
     for t, expected in zip(case["its"], case["lr"]):
         step, epoch = (1, t) if config.schedule.mode == "epoch" else (t + 1, t // 5005)
         # the rate of the original becomes negative at the end of the linear schedule
@@ -151,7 +151,7 @@ def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) 
         logits = net(torch.from_numpy(pixels).permute(0, 3, 1, 2))
     np.testing.assert_allclose(logits, array("backbones", "resnet18/logits"), rtol=0, atol=2e-4)
 
-    crops = validation_transform(InputConfig(), 128, 112, ten_crops=True)(
+    crops = validation_transform(InputConfig(scale_val=128, crop_val=112), ten_crops=True)(
         Image.open(DATA / "flower.png").convert("RGB")
     )
     with torch.inference_mode():

@@ -58,14 +58,15 @@ def test_the_whole_training_transform(number: int) -> None:
 
 
 def test_the_test_transform_and_its_ten_crops() -> None:
-    picture, options = Image.open(DATA / "flower.png").convert("RGB"), InputConfig()
-    plain = test_transform(options, 128, 112)(picture)
+    picture = Image.open(DATA / "flower.png").convert("RGB")
+    options = InputConfig(scale_val=128, crop_val=112)
+    plain = test_transform(options)(picture)
     pixels = array("backbones", "input_crop_u8")[0]
     mean, std = (np.array(v, np.float32) for v in (options.mean, options.std))
     expected = (pixels.astype(np.float32) / np.float32(255) - mean) / std
     np.testing.assert_allclose(plain.permute(1, 2, 0), expected, rtol=0, atol=1e-6)
 
-    crops = test_transform(options, 128, 112, ten_crops=True)(picture)
+    crops = test_transform(options, ten_crops=True)(picture)
     assert crops.shape == (TEN_CROPS, 3, 112, 112)
     assert torch.equal(crops[4], plain)
     odd = noise(640, 428)
@@ -103,7 +104,7 @@ def test_sizes() -> None:
     assert train_transform(options)(image).shape == (3, 24, 24)
     assert test_transform(options)(image).shape == (3, 40, 40)
     with pytest.raises(InputError, match="does not fit"):
-        test_transform(options, scale=32)
+        test_transform(InputConfig(scale_val=32, crop_val=40))
     picture = noise(64, 64)
     whole = train_transform(InputConfig(crop_train=64), min_crop_area=1.0)
     assert len({float(whole(picture).sum()) for _ in range(8)}) < 8, "only flips and a few aspect ratios are left"

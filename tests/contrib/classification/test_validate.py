@@ -14,12 +14,7 @@ from seamseg.contrib.classification.config import InputConfig, load_classifier_c
 from seamseg.contrib.classification.data import ClassFolders
 from seamseg.contrib.classification.network import Classifier, build_classifier
 from seamseg.contrib.classification.transforms import test_transform as validation_transform
-from seamseg.contrib.classification.validate import (
-    ClassifierScores,
-    ClassifierValidator,
-    ValidationOptions,
-    validate_classifier,
-)
+from seamseg.contrib.classification.validate import ClassifierScores, ClassifierValidator, validate_classifier
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -54,8 +49,8 @@ def test_scores(root: Path, ten_crops: bool) -> None:
     assert net.training, "the mode of the network is restored"
 
 
-def checkpoint(root: Path, names: list[str], broken: bool = False) -> ValidationOptions:
-    """A checkpoint with random weights that states the names of its classes."""
+def validate(root: Path, names: list[str], broken: bool = False) -> ClassifierScores:
+    """Score a checkpoint with random weights that states the names of its classes."""
     path, out = write_config(root.parent / "c.json"), root.parent / "net.pth.tar"
     config = load_classifier_config(path)
     net = Classifier(build_classifier(config))
@@ -65,17 +60,17 @@ def checkpoint(root: Path, names: list[str], broken: bool = False) -> Validation
     weights = {f"module.{key}": value for key, value in net.body.state_dict().items()}
     ours = {"metadata": {"categories": names}}
     torch.save({"arch": config.network.arch, "state_dict": weights, "seamseg": ours}, out)
-    return ValidationOptions(path, out, root, device="cpu")
+    return validate_classifier(path, out, root, device="cpu")
 
 
 def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> None:
     names = sorted(folder.name for folder in (root / "val").iterdir())
-    assert validate_classifier(checkpoint(root, names)).n_images == 9
-    assert validate_classifier(checkpoint(root, [])).n_images == 9
+    assert validate(root, names).n_images == 9
+    assert validate(root, []).n_images == 9
     with pytest.raises(InputError, match=f"class folders are not those of .*: '{names[0]}' instead of '{names[-1]}'"):
-        validate_classifier(checkpoint(root, names[::-1]))
+        validate(root, names[::-1])
     with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
-        validate_classifier(checkpoint(root, [], broken=True))
+        validate(root, [], broken=True)
 
 
 def test_the_form_of_the_scores() -> None:
