@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from seamseg.models.network import Losses
@@ -81,7 +82,8 @@ class Stepper:
         metrics = ProcessAverage(len(batches))
         for number, batch in enumerate(batches):
             with no_gradient_sync(self.module, number + 1 == len(batches)):
-                losses = self._losses(self.module, batch)
+                with self._autocast():
+                    losses: Losses = self.module(batch)
                 loss = weighted_sum(average.add(losses), weights)
                 self.backward(with_all_parameters(self.module, loss))
             metrics.add(Losses(dict(losses.metrics), {}))
@@ -92,20 +94,17 @@ class Stepper:
         ids = [name for batch in batches for name in batch.ids]
         return StepResult(means, total, ids, grad_norm, skipped, metrics.means())
 
-    def _losses(self, module: nn.Module, batch: TrainingBatch) -> Losses:
-        with autocast(self.options.precision, self.world.device):
-            losses: Losses = module(batch)
-            return losses
+    def _autocast(self) -> torch.autocast:
+        return autocast(self.options.precision, self.world.device)
 
     def _loss_average(self, batches: Sequence[TrainingBatch]) -> ProcessAverage | StepAverage:
         if self.options.loss_average == "process":
             return ProcessAverage(len(batches))
         if len(batches) == 1:
             return StepAverage(self.world)
-        # not through DistributedDataParallel, which would prepare for a backward pass
-        bare = unwrapped(self.module)
-        preview = preview_losses(bare, self.world.device, lambda: [self._losses(bare, batch) for batch in batches])
-        return StepAverage(self.world, preview)
+        with self._autocast():
+            # not through DistributedDataParallel, which would prepare for a backward pass
+            return StepAverage(self.world, preview_losses(unwrapped(self.module), batches, self.world.device))
 
     def begin(self) -> None:
         """Reset the gradients. Call it before the first forward pass of a step."""
@@ -295,22 +294,11 @@ def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
 
 
 @torch.no_grad()
-def preview_losses(net: nn.Module, device: torch.device, losses: Callable[[], Iterable[Losses]]) -> list[Losses]:
+def preview_losses(module: nn.Module, batches: Sequence[TrainingBatch], device: torch.device) -> list[Losses]:
     """Compute losses before training on their batches, without side effects on buffers and random numbers.
 
     The numbers of regions and mask pixels that count depend on the proposals: it costs a forward pass of each batch.
     """
-    with _buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return list(losses())
-
-
-@contextmanager
-def _buffers_restored(net: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a network, also those that its code replaces, at the end of a `with` block."""
-    saved = [(m._buffers, name, b, b.clone()) for m in net.modules() for name, b in m._buffers.items() if b is not None]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffers, name, buffer, value in saved:
-                buffers[name] = buffer.copy_(value)
+    copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return [functional_call(module, copies, (batch,)) for batch in batches]

@@ -46,7 +46,7 @@ def test_preview_has_no_side_effects_and_the_counts_of_training():
         network.begin(1)
         batches = [batch_of(part) for part in images_of(1, 3)]
         before, rng_state = network.buffers(), torch.get_rng_state()
-        ahead = preview_losses(network.module, torch.device("cpu"), lambda: [network.module(b) for b in batches])
+        ahead = preview_losses(network.module, batches, torch.device("cpu"))
         assert all(torch.equal(b, before[name]) for name, b in network.buffers().items())
         assert torch.equal(rng_state, torch.get_rng_state())
         trained = [network.module(batch) for batch in batches]
