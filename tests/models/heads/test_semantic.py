@@ -1,10 +1,13 @@
-"""The semantic head: its exact algebra against the plain form, and its loss against the original."""
+"""The semantic head: its exact algebra against the plain form, its loss against the original, losses of users."""
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.golden_files import tensor
+from support.networks import tiny_config, toy_batch
 from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
@@ -13,11 +16,15 @@ from seamseg.models.heads.semantic import (
     MiniDeepLab,
     SemanticHead,
     SemanticImage,
+    SemanticLoss,
+    _custom_loss,
     cross_entropy,
     semantic_loss,
     semantic_target,
 )
 from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.structures import PackedSequence
+from seamseg.utils.errors import SeamsegError
 
 
 def plain_context(x, window):
@@ -116,3 +123,45 @@ def test_what_a_loss_gets():
 def test_target_takes_the_first_layer_that_is_not_void():
     masks = torch.tensor([[[0, 1, 2]], [[3, 3, 0]]])
     assert semantic_target(masks, torch.tensor([255, 4, 255, 7])).tolist() == [[7, 4, 255]]
+
+
+def test_the_semantic_loss_is_that_of_the_labelled_images():
+    """As many of them as classes, too."""
+    logits = torch.randn(3, 2, 4, 4, requires_grad=True)
+    loss_of = SemanticLoss(tiny_config())
+    batch = toy_batch((16, 16), (16, 16), (16, 16), empty=(0, 1, 2))
+    masks, categories = list(batch.masks), list(batch.categories)
+    alone = [loss_of(logits[i : i + 1], (16, 16), part(batch, [i]))["sem_loss"][0] for i in range(3)]
+    for labelled in ([0, 1, 2], [0, 2], [1]):
+        kept = [masks[i] if i in labelled else None for i in range(3)]
+        some = replace(batch, masks=PackedSequence(kept), categories=PackedSequence(categories))
+        loss, count = loss_of(logits, (16, 16), some)["sem_loss"]
+        assert count == len(labelled)
+        assert_close(loss, torch.stack([alone[i] for i in labelled]).mean())
+    nothing, count = loss_of(logits, (16, 16), replace(batch, masks=PackedSequence([None] * 3)))["sem_loss"]
+    nothing.backward()
+    assert (nothing, count, logits.grad.any()) == (0, 0, False)
+
+
+def part(batch, indices):
+    """Some images of a batch."""
+    fields = {name: PackedSequence([getattr(batch, name)[i] for i in indices]) for name in ("masks", "categories")}
+    return replace(batch, **fields)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (torch.tensor(2.0), ""),
+        (torch.zeros(2, 1), r"a scalar tensor, returned a tensor of \(2, 1\)"),
+        (2.0, "a scalar tensor, returned float"),
+    ],
+)
+def test_what_a_loss_of_the_user_returns(made, problem):
+    """It is passed on, or the error says what it is."""
+    own = SimpleNamespace(section="loss mine", module=__name__, file="mine.py", make=lambda image, keys: made)
+    if not problem:
+        assert _custom_loss(own, None, None) is made
+        return
+    with pytest.raises(SeamsegError, match=rf"^loss mine \(mine\.py\): must return {problem}$"):
+        _custom_loss(own, None, None)
