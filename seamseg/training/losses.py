@@ -22,12 +22,7 @@ MAX_OVERFLOWS = 64
 
 
 class Averages:
-    """Means of numbers by name.
-
-    Attributes
-    ----------
-    state : the last value, the sum and the count of each number, as in snapshots
-    """
+    """Means of numbers by name; `state` are the last value, the sum and the count of each, as in snapshots."""
 
     def __init__(self) -> None:
         self.state: dict[str, dict[str, float]] = {}
@@ -50,11 +45,10 @@ class Averages:
 
 
 class LossMeans(NamedTuple):
-    """Averages over the steps since the last report.
+    """Averages over the steps since the last report, and the number of skipped updates.
 
-    losses : mean losses by name; `loss` is the weighted sum, further ones are only reported
-    gradients : `grad_norm`, if a step had a finite one
-    skipped : number of skipped updates
+    `losses` by name: `loss` is the weighted sum, further ones are only reported. `gradients` has `grad_norm`, if a step
+    had a finite one.
     """
 
     losses: dict[str, float]
@@ -63,11 +57,9 @@ class LossMeans(NamedTuple):
 
 
 class InvalidStep(NamedTuple):
-    """A step with an invalid loss or gradient.
+    """A step with an invalid loss or gradient, and the images of its batch.
 
-    step, ids : the step, and the images of its batch
-    problem : what is invalid
-    of_loss : whether a loss of this process is invalid, rather than the gradient, which all processes share
+    `of_loss`: a loss of this process is invalid, rather than the gradient, which all processes share.
     """
 
     step: int
@@ -84,13 +76,8 @@ class LossCheck:
     """Averages the losses of the steps, and stops the training in all processes when one of them is invalid.
 
     Losses stay on the device until :attr:`full`, so that the host waits for it every few steps only; on the CPU reading
-    is free. All processes must add the same steps.
-
-    Attributes
-    ----------
-    recent, gradients, skipped : averages of the losses and of `grad_norm`, and number of skipped updates, since
-        :meth:`pop_means`; a gradient that is not finite does not count
-    epoch : averages of the losses over the epoch
+    is free. All processes must add the same steps. `recent`, `gradients` and `skipped` are since :meth:`pop_means`; a
+    gradient that is not finite does not count.
     """
 
     def __init__(self, options: TrainerOptions, world: World) -> None:
@@ -121,10 +108,7 @@ class LossCheck:
         self._unread.append((step, result.ids, torch.stack([x.detach().float() for x in scalars])))
 
     def check(self) -> None:
-        """Read and check the losses of all steps so far; a collective call.
-
-        Diverged if a loss of any process, or the gradient, is not finite, or a loss is over `general.loss_limit`.
-        """
+        """Read the losses of all steps so far; Diverged if a loss or gradient of any process is invalid; collective."""
         found = self.read()
         if max_over_processes(self.world, {"found": float(found is not None)})["found"]:
             self._stop(gather_objects(self.world, found))
@@ -195,10 +179,7 @@ class LossCheck:
         return LossMeans(self.recent.pop_means(), self.gradients.pop_means(), skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return averages of the losses up to the last step, as plain numbers; a collective call.
-
-        Errors as :meth:`check`.
-        """
+        """Return averages of the losses up to the last step, as plain numbers; collective, errors as :meth:`check`."""
         self.check()
         return {
             "recent": dict(self.recent.state),
