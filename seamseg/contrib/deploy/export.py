@@ -86,21 +86,18 @@ class ExportReport:
     eager_seconds: float
     differences: Mapping[str, Agreement] = field(default_factory=dict)
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the rows of a table, names and texts."""
+    def __repr__(self) -> str:
+        """Format a table of names and texts."""
         made = self.metadata
         shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
-        return [
-            ("file", f"{self.path}, {self.format}, {format_bytes(self.nbytes)}"),
-            ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
-            ("time per image", f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms"),
-            *((name, str(differences)) for name, differences in self.differences.items()),
-        ]
-
-    def __repr__(self) -> str:
-        rows = self.rows()
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+        rows = {
+            "file": f"{self.path}, {self.format}, {format_bytes(self.nbytes)}",
+            "network": f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}",
+            "time per image": f"{1e3 * self.seconds:.0f} ms, of the network {1e3 * self.eager_seconds:.0f} ms",
+            **{name: str(differences) for name, differences in self.differences.items()},
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:{width}}  {text}" for name, text in rows.items())
 
 
 def export_model(options: ExportOptions) -> ExportReport:

@@ -80,9 +80,7 @@ class TorchvisionNetwork(ForeignNetwork):
         # by class and falling score, without labels of no class
         order = np.lexsort((-scores, classes))
         order = order[classes[order] >= 0]
-        masks = None
-        if self.kind == "instance_seg":
-            masks = _array(found["masks"][:, 0].float().logit(1e-6))[order]
+        masks = _array(found["masks"][:, 0].float().logit(1e-6))[order] if "masks" in found else None
         return Prediction(boxes[order][:, [1, 0, 3, 2]], classes[order], scores[order], masks, None, size)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -44,10 +43,6 @@ def max_pooled_loss(losses: Tensor, valid: Tensor, power: float, support: float 
     `losses` are `N x ...`, not negative; pixels where `valid` is False carry no weight. `support` None is no bound.
     Returns `N`, 0 for an image without valid pixels; the gradient of each loss is its weight.
     """
-    if not 1 <= power < math.inf:
-        raise ValueError(f"max_pooled_loss: power must be a number from 1, got {power}")
-    if support is not None and not 0 < support <= 1:
-        raise ValueError(f"max_pooled_loss: support must be in (0, 1] or None, got {support}")
     rows, mask = losses.flatten(1), valid.flatten(1)
     # at the maximum the gradient of the weights themselves does not matter
     weights = _max_pooling_weights(rows.detach().masked_fill(~mask, 0), mask, power, support)
