@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seamseg.cli.model_options import add_foreign_model_options, check_model, options_of
+from seamseg.cli.model_options import add_options, check_model, options_of
+from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
 
@@ -25,23 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="published zip, run folder, snapshot or hf://user/repo; also of a classifier"
     )
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    add_conversion(parser)
-    parser.add_argument("--force", action="store_true", help="overwrite the folder of an earlier conversion")
-
-
-def add_conversion(parser: argparse.ArgumentParser) -> None:
-    """Add the options that decide what is written."""
-    parser.add_argument(
-        "--licence", default="", metavar="ID", help="licence of the weights, such as cc-by-4.0 (default: as it states)"
-    )
-    add_foreign_model_options(parser)
+    add_options(parser, ConversionOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert the model and print a summary."""
     require_packages("safetensors")
     check_model(args.model)
-    from seamseg.contrib.deploy.model_folder import ConversionOptions, convert_model
+    from seamseg.contrib.deploy.model_folder import convert_model
     from seamseg.utils.limits import format_bytes
 
     made = convert_model(args.model, args.out, options_of(args, ConversionOptions))

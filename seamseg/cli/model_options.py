@@ -105,20 +105,6 @@ def add_components(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_foreign_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of reading a model to convert it, which may be a classifier."""
-    parser.add_argument(
-        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
-    )
-    parser.add_argument(
-        "--meta",
-        metavar="F",
-        help="metadata.bin of a model without its own; for a network of transformers also a class list",
-    )
-    add_set(parser)
-    add_components(parser)
-
-
 def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Options:
     """Return a dataclass of options with the values of the arguments."""
     declared = vars(options)["__dataclass_fields__"]

@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seamseg.cli.convert_model import add_conversion
-from seamseg.cli.model_options import check_model, options_of
+from seamseg.cli.model_options import add_options, check_model, options_of
+from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
 
@@ -30,31 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="published zip, run folder, snapshot, converted folder; also of a classifier"
     )
     parser.add_argument("repo", metavar="USER/REPO", help="repository on the hub")
-    add_conversion(parser)
-    parser.add_argument(
-        "--dataset",
-        dest="datasets",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="data set it was trained on; repeatable, the first is that of --scores",
-    )
-    parser.add_argument("--scores", metavar="JSON", help="scores to state, from `seamseg evaluate --json`")
+    add_options(parser, ConversionOptions)
+    add_options(parser, CardOptions)
     parser.add_argument("--private", action="store_true", help="create a private repository")
-    parser.add_argument(
-        "--dry-run",
-        metavar="DIR",
-        help="write the files to this folder instead of uploading",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite the folder of an earlier --dry-run")
+    parser.add_argument("--dry-run", metavar="DIR", help="write the files to this folder instead of uploading")
 
 
 def run(args: argparse.Namespace) -> int:
     """Upload the model, and print where it is."""
     require_packages("huggingface_hub", "safetensors")
     check_model(args.model)
-    from seamseg.contrib.deploy.model_card import CardOptions, push_model
-    from seamseg.contrib.deploy.model_folder import ConversionOptions
+    from seamseg.contrib.deploy.model_card import push_model
 
     conversion, card = options_of(args, ConversionOptions), options_of(args, CardOptions)
     uri = push_model(args.model, args.repo, conversion, card, args.private, args.dry_run)

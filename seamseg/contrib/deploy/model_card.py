@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, upload
 from seamseg.config.bodies import TIMM
-from seamseg.contrib.deploy.model_folder import ConversionOptions, ConvertedModel, check_folder, convert_model, filling
+from seamseg.contrib.deploy.model_folder import ConvertedModel, check_folder, convert_model, filling
+from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
 from seamseg.inference.results import result_of
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.utils.errors import InputError, require_packages
@@ -48,26 +48,11 @@ _PIPELINES = ("object-detection", "image-classification")
 """Tasks that are pipelines of the hub by themselves; others are its image-segmentation."""
 
 
-@dataclass(frozen=True)
-class CardOptions:
-    """Facts that a model card states besides the model: the file of scores, and the data sets of the training.
-
-    `scores` is a JSON file of `seamseg evaluate` or `seamseg classify validate`, on the first of `datasets`.
-    """
-
-    scores: str | Path | None = None
-    datasets: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if self.scores is not None and not self.datasets:
-            raise InputError(f"`scores={self.scores}`: name the data set with `datasets=NAME`")
-
-
 def push_model(
     model: str | Path,
     repo: str,
-    conversion: ConversionOptions = ConversionOptions(),  # noqa: B008  # frozen
-    card: CardOptions = CardOptions(),
+    conversion: ConversionOptions,
+    card: CardOptions,
     private: bool = False,
     folder: str | Path | None = None,
 ) -> str | None:

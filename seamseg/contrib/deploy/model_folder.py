@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from seamseg.checkpoints.weights_file import write_weights
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
 from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.inference.images import input_size
 from seamseg.inference.results import result_of
 from seamseg.maps.formats.metadata import Metadata, metadata_header
@@ -35,17 +36,6 @@ from seamseg.utils.files import PARTIAL, cannot_write, refuse_existing, write_at
 from seamseg.version import __version__
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-@dataclass(frozen=True)
-class ConversionOptions:
-    """Options of :func:`convert_model`, as of the flags of `seamseg convert-model`."""
-
-    licence: str = ""
-    config: str | Path | None = None
-    meta: str | Path | None = None
-    overrides: Sequence[str] = ()
-    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,9 @@ class ConvertedModel:
 
 
 def convert_model(
-    model: str | Path, out: str | Path, options: ConversionOptions = ConversionOptions()
+    model: str | Path,
+    out: str | Path,
+    options: ConversionOptions = ConversionOptions(),  # noqa: B008  # frozen
 ) -> ConvertedModel:
     """Write a trained model as a folder that loads without a pickle, wherever the model does.
 

@@ -1,4 +1,4 @@
-"""Options of `export`."""
+"""Options of `export`, `convert-model` and `push`."""
 
 from __future__ import annotations
 
@@ -61,3 +61,34 @@ class ExportOptions:
             raise InputError("`calibrate` is the number of images of `int8`, which is not given")
         if self.int8 is not None and self.precision != "fp32":
             raise InputError(f"`int8={self.int8}` and `precision={self.precision}` exclude each other")
+
+
+@dataclass(frozen=True)
+class ConversionOptions:
+    """Options of :func:`seamseg.contrib.deploy.model_folder.convert_model`."""
+
+    licence: str = option("licence of the weights, such as cc-by-4.0 (default: as it states)", "", "ID")
+    config: str | Path | None = option("configuration of a model without its own; JSON of a classifier", None, "FILE")
+    meta: str | Path | None = option(
+        "metadata.bin of a model without its own; for a network of transformers also a class list", None, "F"
+    )
+    overrides: Sequence[str] = option("configuration keys, as `section.key=value`", (), flags="--set")
+    force: bool = option("overwrite the folder of an earlier run", False)
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """Facts that a model card states besides the model; the scores are on the first of the data sets."""
+
+    datasets: Sequence[str] = option(
+        "data set it was trained on; repeatable, the first is that of `scores`",
+        (),
+        "NAME",
+        flags="--dataset",
+        several="flags",
+    )
+    scores: str | Path | None = option("JSON of scores to state, from `seamseg evaluate --json`", None, "JSON")
+
+    def __post_init__(self) -> None:
+        if self.scores is not None and not self.datasets:
+            raise InputError(f"`scores={self.scores}`: name the data set with `datasets=NAME`")

@@ -17,7 +17,8 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.hub import fetch
 from seamseg.checkpoints.model_path import digest, local_model, weights_at
 from seamseg.checkpoints.pretrained import load_pretrained
-from seamseg.contrib.deploy.model_folder import ConversionOptions, convert_model
+from seamseg.contrib.deploy.model_folder import convert_model
+from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, SeamsegError
 

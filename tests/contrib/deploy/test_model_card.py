@@ -16,8 +16,9 @@ from support.shared_models import CLASSES, write_run
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string
-from seamseg.contrib.deploy.model_card import CardOptions, push_model
-from seamseg.contrib.deploy.model_folder import ConversionOptions, network_facts
+from seamseg.contrib.deploy.model_card import push_model
+from seamseg.contrib.deploy.model_folder import network_facts
+from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -39,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def push(
     model: Path, repo: str = NAME, licence: str = "", scores: Any = None, force: bool = True, **options: Any
 ) -> str | None:
-    card = CardOptions(scores, ["cityscapes"] if scores is not None else ())
+    card = CardOptions(["cityscapes"] if scores is not None else (), scores)
     with narrow_body():
         return push_model(model, repo, ConversionOptions(licence, force=force), card, **options)
 

@@ -23,7 +23,8 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.model_path import digest
 from seamseg.config import config_to_string
 from seamseg.contrib.deploy.model_card import push_model
-from seamseg.contrib.deploy.model_folder import ConversionOptions, ConvertedModel, convert_model
+from seamseg.contrib.deploy.model_folder import ConvertedModel, convert_model
+from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, SeamsegError
 
