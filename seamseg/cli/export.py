@@ -22,6 +22,7 @@ import argparse
 
 from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo
 
 
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Export, compare and print the table."""
     options = options_of(args, ExportOptions)
     check_model(args.model)
+    if args.out.endswith(".onnx"):
+        require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
     from seamseg.contrib.deploy.export import export_model
 
     echo(export_model(options), flush=True)

@@ -51,8 +51,8 @@ _PIPELINES = ("object-detection", "image-classification")
 def push_model(
     model: str | Path,
     repo: str,
-    conversion: ConversionOptions,
-    card: CardOptions,
+    conversion: ConversionOptions = ConversionOptions(),  # noqa: B008  # frozen
+    card: CardOptions = CardOptions(),  # noqa: B008  # frozen
     private: bool = False,
     folder: str | Path | None = None,
 ) -> str | None:
