@@ -41,9 +41,6 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "pyproject.toml", root)
     for name in COMMANDS:
         (package / "cli" / f"{name}.py").unlink()
-    for file in [*root.glob("configs/*.ini"), *package.glob("configs/*.ini")]:
-        if "seamseg.contrib" in file.read_text(encoding="utf-8"):
-            file.unlink()
     (root / "sitecustomize.py").write_text(SITE)
     return root
 

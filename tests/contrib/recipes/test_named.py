@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seamseg.config import components, config_from_string
+from seamseg.config import components, config_from_string, config_to_string, load_config
 from seamseg.utils.errors import InputError
 
 
@@ -57,3 +57,10 @@ def test_the_page_of_components_is_up_to_date() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=True)
     page = Path(__file__).parents[3] / "docs" / "reference" / "components.md"
     assert page.read_text(encoding="utf-8") == done.stdout, "run `make reference` and commit components.md"
+
+
+@pytest.mark.parametrize("name", ["cityscapes_convnext_tiny", "vistas_convnext_base", "vistas_wrn38"])
+def test_experiments_with_recipes_load_and_survive_their_text(name: str) -> None:
+    config = load_config(name)
+    assert config.general.components.startswith("seamseg.contrib.recipes.")
+    assert config_from_string(config_to_string(config)) == config
