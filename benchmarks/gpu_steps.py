@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class Step:
             others = map(script_path, imported)
             paths += [other for other in others if other.exists() and other not in paths]
         paths += [path for pattern in self.files for path in ROOT.glob(pattern)]
-        total = hashlib.sha256(inspect.getsource(self.run).encode())
+        bound = self.run if isinstance(self.run, partial) else partial(self.run)
+        total = hashlib.sha256(f"{inspect.getsource(bound.func)}{bound.keywords}".encode())
         for path in sorted(set(paths)):
             if path.is_file() and path.suffix not in (".pyc", ".so"):
                 total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -165,11 +167,11 @@ def tests(machine: Machine, seconds: float) -> dict[str, Any]:
     if importlib.util.find_spec("pytest_timeout"):
         words.append(f"--timeout={120 if machine.device == 'cuda' else 600}")
     if importlib.util.find_spec("xdist") and machine.device == "cuda":
-        words += ["-n", "4"]  # most of the time is that of the compiler, on the CPU
+        words += ["-n", "8"]
     if machine.device == "cuda":
         # only these: others may need packages that are not here to be collected
         paths = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in p.read_text()]
-        words += ["-m", "gpu", *map(str, paths)]
+        words += ["-m", "gpu", "-k", "not compil", *map(str, paths)]  # the compiler takes minutes
     else:
         words += ["tests/ops/test_devices.py", "-k", "compiles and iou"]
     try:
@@ -203,21 +205,33 @@ def parity(machine: Machine, seconds: float) -> dict[str, Any]:
     return machine.script("golden", *words, "--device", machine.device, seconds=seconds)
 
 
-def train_step(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Measure the training step, plain and fast."""
+def train_step(
+    machine: Machine, seconds: float, sides: tuple[str, ...] = ("eager",), more: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Measure sides of the training step beside the plain one."""
     words = ["--size", "64x128", "--rounds", 1, "--config", "toy_city_r18"] if machine.small else []
     # compiling takes minutes on a CPU
     variables = {"TORCHDYNAMO_DISABLE": "1"} if machine.small else {}
-    return machine.script("train_step", *words, "--device", machine.device, seconds=seconds, **variables)
+    words = [*words, "--device", machine.device, *more, "--sides", *sides]
+    return machine.script("train_step", *words, seconds=seconds, **variables)
 
 
-def throughput(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Measure the throughput of prediction."""
-    words: list[object] = ["--device", machine.device]
-    if machine.small:
-        words += ["plain", "--size", "64x96", "--config", "toy_city_r18"]
-        words += ["--rounds", 1, "--photos", 2, "--workers", 0]
-    return machine.script("throughput", *words, seconds=seconds)
+def throughput(
+    machine: Machine, seconds: float, variants: tuple[str, ...] = (), more: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Measure variants of prediction beside the plain one."""
+    words: list[object] = ["--device", machine.device, *more]
+    if machine.small:  # the others need a GPU, or minutes to compile
+        words += ["--size", "64x96", "--config", "toy_city_r18", "--rounds", 1, "--photos", 2, "--workers", 0]
+        variants = ()
+    return machine.script("throughput", "plain", *variants, *words, seconds=seconds)
+
+
+def profile(machine: Machine, seconds: float) -> dict[str, Any]:
+    """List the kernels of a training step and of a prediction, and how busy they keep the GPU."""
+    step = partial(train_step, machine, more=("--rounds", "1", "--profile"))
+    predict = partial(throughput, machine, variants=("graphs",), more=("--rounds", "3", "--photos", "60", "--profile"))
+    return parts({"train_step": step, "throughput": predict}, seconds)
 
 
 def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
@@ -266,20 +280,72 @@ _PACKAGE = ("csrc/**/*.[ch]*", "seamseg/**/*.py", "seamseg/**/*.in[ci]", "config
 _SUPPORT = (*_PACKAGE, "tests/support/**/*.py")
 _ARGUMENTS = (*_KERNELS, "tests/support/op_arguments.py")
 _ALL = (
-    # these fit into nine minutes
+    # these fit into a first run of six and a half minutes, with prebuilt kernels
     Step("build", "CUDA kernels for this card", 2, ("setuptools",), build, files=_KERNELS),
-    Step("ops", "every operator against the CPU", 1.5, ("numpy",), ops, ("operators",), _ARGUMENTS),
-    Step("fusion", "from detections to a panoptic map", 0.5, ("numpy",), fusion, ("fusion",), _PACKAGE),
-    Step("parity", "the golden network", 0.75, ("pytest", "numpy", "PIL"), parity, ("golden",), _SUPPORT),
-    Step("tests", "pytest -m gpu", 3, ("pytest", "hypothesis", *_TRAINING), tests, files=(*_PACKAGE, "tests/**/*.py")),
-    # the others need two or three more runs
-    Step("train_step", "training step", 5, _TRAINING, train_step, ("train_step",), _PACKAGE),
-    Step("throughput", "images a second of prediction", 2.5, _TRAINING, throughput, ("throughput",), _PACKAGE),
-    Step("memory", "of training and of a huge image", 2, _TRAINING, memory, ("memory",), _PACKAGE),
-    Step("sanitizer", "memcheck, racecheck", 3, ("numpy",), sanitizer, ("operators",), _ARGUMENTS),
-    Step("distributed", "two processes on one card", 2, ("pytest", *_TRAINING), distributed, ("one_card",), _SUPPORT),
     Step(
-        *("toy_city", "the toy city in fp32 and bf16", 5, (*_TRAINING, "pycocotools", "tensorboard")),
+        "throughput",
+        "images a second of prediction",
+        1.2,
+        _TRAINING,
+        partial(throughput, variants=("graphs", "batches")),
+        ("throughput",),
+        _PACKAGE,
+    ),
+    Step(
+        "train_step",
+        "training step",
+        1,
+        _TRAINING,
+        partial(train_step, sides=("eager", "eager_checkpointed")),
+        ("train_step",),
+        _PACKAGE,
+    ),
+    Step(
+        "profile",
+        "kernels of a training step and of a prediction",
+        0.9,
+        _TRAINING,
+        profile,
+        ("train_step", "throughput"),
+        _PACKAGE,
+    ),
+    Step("fusion", "from detections to a panoptic map", 0.5, ("numpy",), fusion, ("fusion",), _PACKAGE),
+    Step("ops", "every operator against the CPU", 0.4, ("numpy",), ops, ("operators",), _ARGUMENTS),
+    Step("parity", "the golden network", 0.5, ("pytest", "numpy", "PIL"), parity, ("golden",), _SUPPORT),
+    Step(
+        "tests",
+        "pytest -m gpu, but for compiled code",
+        1.5,
+        ("pytest", "hypothesis", *_TRAINING),
+        tests,
+        files=(*_PACKAGE, "tests/**/*.py"),
+    ),
+    # and these into a second of four and a half, if the compiler is quick
+    Step("sanitizer", "memcheck, racecheck", 1.3, ("numpy",), sanitizer, ("operators",), _ARGUMENTS),
+    Step(
+        "throughput_compiled",
+        "the same, compiled",
+        1.5,
+        _TRAINING,
+        partial(throughput, variants=("compile", "both")),
+        ("throughput",),
+        _PACKAGE,
+    ),
+    Step(
+        "train_step_compiled",
+        "the same, compiled",
+        1.5,
+        _TRAINING,
+        partial(train_step, sides=("fast", "checkpointed")),
+        ("train_step",),
+        _PACKAGE,
+    ),
+    Step("memory", "of training and of a huge image", 2, _TRAINING, memory, ("memory",), _PACKAGE),
+    Step(
+        "distributed", "two processes on one card", 0.75, ("pytest", *_TRAINING), distributed, ("one_card",), _SUPPORT
+    ),
+    Step(
+        *("toy_city", "the toy city in fp32 and bf16", 1.5, (*_TRAINING, "pycocotools", "tensorboard")),
         *(toy_city, ("demo",), _PACKAGE),
     ),
 )

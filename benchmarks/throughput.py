@@ -1,12 +1,12 @@
-"""Measure images per second of one process, plain, compiled or with CUDA graphs, and the time outside of the network.
+"""Measure images per second of one process, plain, compiled or with CUDA graphs, and how busy the GPU is.
 
     python benchmarks/throughput.py                                    # a GPU: 1024x2048 bf16, all variants
     python benchmarks/throughput.py --device cpu --size 512x767 --rounds 3 plain compile
 
 Two figures a variant. `network`: decoded images in, predictions on the CPU out (`Predictor.raw`: upload, network,
 download), in turns with the first variant, image by image. `predict`: JPEG files in, overlay and COCO panoptic files
-out, by the code of `seamseg predict`, after a run that does not count; `outside` is the part of its wall time in which
-the process was not in `Predictor.raw`: where it waits for decoders and writers. A variant that fails does not stop the
+out, by the code of `seamseg predict`, after a run that does not count; with `--profile` also how busy the GPU is, in a
+run of its own. A variant that fails does not stop the
 others; the exit code is then 1.
 
 Weights are random; each image gets its own best 1000 proposals and 100 made-up detections of them, as in inference.py.
@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,10 +37,13 @@ if TYPE_CHECKING:
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "graphs": {"cuda_graphs": True},
+    "batches": {"cuda_graphs": True},
     "compile": {"compile": True},
     "both": {"compile": True, "cuda_graphs": True},
 }
-"""Arguments of :class:`seamseg.inference.acceleration.accelerated`."""
+"""Arguments of :class:`seamseg.inference.acceleration.accelerated`; `batches` are of four images."""
+BATCH = {"batches": 4}
+"""Images that the network computes at a time."""
 WARM_UP = 3
 """Images before those that count: CUDA graphs are recorded with the second of a size."""
 
@@ -62,29 +64,29 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
     """Return the seconds of a variant from decoded image to prediction, in turns with the first variant."""
     from timing import in_turns
 
-    first = next(iter(predictors))
+    first, size = next(iter(predictors)), BATCH.get(name, 1)
     start = time.perf_counter()
-    predictors[name].raw([image])
+    predictors[name].raw([image] * size)
     began = time.perf_counter() - start
     for _ in range(WARM_UP - 1):
-        predictors[name].raw([image])
-    turns = {one: partial(predictors[one].raw, [image]) for one in (first, name)}
+        predictors[name].raw([image] * size)
+    turns = {one: partial(predictors[one].raw, [image] * BATCH.get(one, 1)) for one in (first, name)}
     times = in_turns(turns, rounds)
 
     def of_plain(clock: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[first][clock], times[name][clock], strict=True))
+        return size * statistics.median(a / b for a, b in zip(times[first][clock], times[name][clock], strict=True))
 
     return {
         "first": began,
-        "wall": statistics.median(times[name]["wall"]),
-        "cpu": statistics.median(times[name]["cpu"]),
+        "wall": statistics.median(times[name]["wall"]) / size,
+        "cpu": statistics.median(times[name]["cpu"]) / size,
         "plain/this wall": of_plain("wall"),
         "plain/this cpu": of_plain("cpu"),
     }
 
 
-def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """Return images per second from file to file, and the part of the time outside of the network."""
+def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int, batch_size: int) -> float:
+    """Return images per second from file to file."""
     from seamseg.predicting.folder import OutputFolder
     from seamseg.predicting.job import predict_all
     from seamseg.predicting.manifest import header
@@ -93,26 +95,13 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
     from seamseg.utils.distributed import World
 
     sources = [Source(path, path.stem, path.name) for path in photos]
-    inside, see = 0.0, predictor.raw
-
-    def raw(*given: Any) -> Any:
-        nonlocal inside
-        start = time.perf_counter()
-        try:
-            return see(*given)
-        finally:
-            inside += time.perf_counter() - start
-
     writers = make_writers(("overlay", "coco"), out, predictor.metadata)
     start = time.perf_counter()
     outputs = OutputFolder(out, writers, header("random", "0" * 64, {}))
-    with mock.patch.object(predictor, "raw", raw):
-        summary = predict_all(
-            predictor, sources, outputs, World(device=predictor.network.device), workers=arguments.workers
-        )
+    summary = predict_all(predictor, sources, outputs, World(device=predictor.network.device), batch_size, workers)
     wall = time.perf_counter() - start
     assert summary.done == len(photos), summary
-    return {"images/s": len(photos) / wall, "outside": 1 - inside / wall}
+    return len(photos) / wall
 
 
 def main() -> int:
@@ -129,7 +118,8 @@ def main() -> int:
     parser.add_argument(
         "--photos", type=int, default=100, help="images of `predict`; 0 leaves it out (default: %(default)s)"
     )
-    parser.add_argument("--workers", type=int, default=8, help="processes that decode (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="threads that decode (default: %(default)s)")
+    parser.add_argument("--profile", action="store_true", help="also list the kernels, and how busy they keep the GPU")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     from seamseg.utils import process_settings
@@ -137,12 +127,15 @@ def main() -> int:
     # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()
     import torch
+    from timing import profiled
 
     from seamseg.inference.images import network_input
     from seamseg.maps.images import open_image
     from seamseg.utils.distributed import choose_device
     from seamseg.utils.synthetic_image import write_synthetic_image
 
+    # there is one size: static shapes compile sooner
+    torch._dynamo.maybe_mark_dynamic = lambda *_: None
     device = choose_device(arguments.device)
     arguments.size = tuple(int(side) for side in arguments.size.split("x"))
     names = arguments.variants or [n for n, v in VARIANTS.items() if device.type == "cuda" or "cuda_graphs" not in v]
@@ -172,9 +165,14 @@ def main() -> int:
                     flush=True,
                 )
                 if arguments.photos:
-                    files(predictors[name], photos[: 2 * WARM_UP], folder / f"{name}-first", arguments)
-                    row.update(files(predictors[name], photos, folder / name, arguments))
-                    print(f"  {name:<8} predict {row['images/s']:7.2f} images/s, outside {row['outside']:.1%}")
+                    run = partial(files, predictors[name], workers=arguments.workers, batch_size=BATCH.get(name, 1))
+                    run(photos[: 4 * WARM_UP], folder / f"{name}-first")
+                    row["images/s"] = run(photos, folder / name)
+                    print(f"  {name:<8} predict {row['images/s']:7.2f} images/s", flush=True)
+                    if arguments.profile:
+                        row["predict"] = profiled(partial(run, photos, folder / f"{name}-profiled"), device, 1)
+                if arguments.profile:
+                    row["network"] = profiled(partial(predictors[name].raw, [image] * BATCH.get(name, 1)), device)
             except Exception:
                 found["failed"][name] = traceback.format_exc()
                 predictors.pop(name, None)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,44 @@ def in_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str,
                 found[name]["wall"].append(time.perf_counter() - wall)
                 found[name]["cpu"].append(time.process_time() - cpu)
     return found
+
+
+def profiled(run: Callable[[], object], device: torch.device, rounds: int = 3) -> dict[str, Any]:
+    """Profile a call; print and return the part of the time in which the GPU works, and its kernels.
+
+    `kernels` are [name, launches, milliseconds] of one call, longest first. On a CPU they are operators, and `busy` is
+    None.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device.type == "cuda"
+    synchronize()
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        start = time.perf_counter()
+        for _ in range(rounds):
+            run()
+        synchronize()
+        wall = time.perf_counter() - start
+    rows: dict[str, list[float]] = {}
+    busy, until = 0.0, 0.0
+    kind = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
+    events = [event for event in profiler.events() if event.device_type == kind]
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        span = event.time_range
+        # kernels of several streams overlap
+        busy += max(0.0, span.end - max(until, span.start))
+        until = max(until, span.end)
+        row = rows.setdefault(event.name, [0, 0.0])
+        row[0] += 1
+        row[1] += (span.elapsed_us() if cuda else event.self_cpu_time_total) / 1e3
+    longest = sorted(rows.items(), key=lambda row: -row[1][1])
+    kernels = [[name[:120], count / rounds, round(total / rounds, 4)] for name, (count, total) in longest[:60]]
+    share = busy / (wall * 1e6) if cuda else None
+    launches = sum(count for count, _ in rows.values()) / rounds
+    print(f"  {launches:.0f} launches a call" + ("" if share is None else f", the GPU works {share:.0%} of the time"))
+    for name, count, total in kernels[:15]:
+        print(f"  {total:9.3f} ms {count:6.0f} x {name[:90]}")
+    return {"profiled_ms": wall / rounds * 1e3, "busy": share, "launches": launches, "kernels": kernels}
 
 
 def processor() -> str:

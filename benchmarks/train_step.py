@@ -4,8 +4,8 @@
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
 
 plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled,
-a fixed number of samples. eager: fast without the compiler. checkpointed: fast, and body and pyramid computed a
-second time instead of kept. Each side takes turns with plain; medians are printed. A side that fails does not stop the
+a fixed number of samples. eager: fast without the compiler. checkpointed: body and pyramid computed a second time
+instead of kept. Each side takes turns with plain; medians are printed. A side that fails does not stop the
 others; the exit code is then 1.
 
 A step is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in
@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from memory import peak_bytes
 from street import VISTAS, noise, street
+from timing import profiled
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -54,6 +55,7 @@ SIDES = {
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
 }
 SIDES["eager"] = tuple(option for option in SIDES["fast"] if option != "compile=yes")
+SIDES["eager_checkpointed"] = (*SIDES["eager"], "checkpoint_body=yes")
 SIDES["checkpointed"] = (*SIDES["fast"], "checkpoint_body=yes")
 
 
@@ -177,9 +179,12 @@ def main() -> int:
     parser.add_argument(
         "--sides", nargs="+", choices=everything, default=everything, help="beside plain (default: all)"
     )
+    parser.add_argument("--profile", action="store_true", help="also list the kernels, and how busy they keep the GPU")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    # there is one size: static shapes compile sooner
+    torch._dynamo.maybe_mark_dynamic = lambda *_: None
     height, width = (int(n) for n in arguments.size.split("x"))
     batch, world = street(noise(height, width), VISTAS).with_target_info(), World(device=device)
     plain = make("plain", batch, world, arguments.config)
@@ -197,6 +202,8 @@ def main() -> int:
             side = plain if name == "plain" else make(name, batch, world, arguments.config)
             compare(side, plain, device, arguments.rounds)
             found["rows"].append(row_of(side, plain, flops, top))
+            if arguments.profile:
+                found["rows"][-1]["step"] = profiled(side.step, device, 1)
         except Exception:
             found["failed"][name] = traceback.format_exc()
             print(f"{name}: failed\n{found['failed'][name]}", flush=True)

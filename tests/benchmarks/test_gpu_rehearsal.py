@@ -81,9 +81,9 @@ def test_failures_leave_their_evidence(clone):
     put_in(clone / "seamseg/training/ddp.py", "    net.compile_parts(backend)\n", error)
     killed = "    import os\n    print('half of it', flush=True)\n    os.kill(os.getpid(), 9)\n"
     put_in(clone / "benchmarks/fusion.py", "    report(cases(", killed)
-    done, records, logs = rehearse(clone, "--steps", "ops,train_step,fusion")
+    done, records, logs = rehearse(clone, "--steps", "ops,train_step_compiled,fusion")
     assert done.returncode == 1
-    assert set(records) == {"ops.failed", "train_step.failed", "fusion.failed"}
+    assert set(records) == {"ops.failed", "train_step_compiled.failed", "fusion.failed"}
     assert {record["status"] for record in records.values()} == {"failed"}
 
     found = records["ops.failed"]["results"]["kernels"]
@@ -93,8 +93,8 @@ def test_failures_leave_their_evidence(clone):
     assert "match_kernel: invalid" in found["broken"]["case nms, many boxes"]
     assert found["cases"]["case abn, beyond 2^31"] == "equal"
 
-    found = records["train_step.failed"]["results"]
-    sides = ["plain", "eager", "fast, not compiled"]
+    found = records["train_step_compiled.failed"]["results"]
+    sides = ["plain", "fast, not compiled"]
     assert [row["side"] for row in found["rows"]] == sides
     assert list(found["failed"]) == ["checkpointed"]
     assert found["failed"]["checkpointed"].startswith("Traceback")
@@ -102,6 +102,6 @@ def test_failures_leave_their_evidence(clone):
 
     assert records["fusion.failed"]["results"]["reason"] == "exit code -9"
     assert "half of it" in records["fusion.failed"]["output"]
-    assert [name[4:-4] for name in logs] == ["ops", "fusion", "train_step"]
-    assert "CppCompileError" in logs["002_train_step.log"]
-    assert "remain: build, ops, fusion" in done.stdout
+    assert [name[4:-4] for name in logs] == ["fusion", "ops", "train_step_compiled"]
+    assert "CppCompileError" in logs["002_train_step_compiled.log"]
+    assert "remain: build, throughput, train_step" in done.stdout

@@ -49,10 +49,10 @@ def test_tables_follow_the_results_and_go_back(tmp_path):
     assert all("not yet" in text for text in before.values())
     assert set(gpu_tables.write(some_results(), documents)) == DOCUMENTS
     state = (documents / "benchmarks/results/README.md").read_text()
-    assert "| >= 3 times | 4.00 times (fast), met (NVIDIA H200, 2026-11-22) |" in state
-    assert "| <= 0.5 times | 0.50 times (fast), met (NVIDIA H200, 2026-11-22) |" in state
+    assert "| >= 4.2 times | 4.00 times (fast), missed (NVIDIA H200, 2026-11-22) |" in state
+    assert "| <= 0.48 times | 0.50 times (fast), missed (NVIDIA H200, 2026-11-22) |" in state
     assert "| <= 2 ms | 2.50 ms, missed (NVIDIA H200, 2026-11-22) |" in state
-    assert "| >= 40 images/s | **not yet** |" in state
+    assert "| >= 100 images/s | **not yet** |" in state
     assert "**failed** (2026-11-22, NVIDIA H200): exit code 1" in state
     assert gpu_tables.write(some_results(), documents) == []
     gpu_tables.write({}, documents)

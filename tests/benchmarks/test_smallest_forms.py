@@ -48,8 +48,8 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1 --json OUT", r"seamseg +\d"),
     "ray_data": ("--help", r"Compare the throughput"),
     "throughput": (
-        "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --json OUT",
-        r"plain +predict +\d.*outside ",
+        "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --profile --json OUT",
+        r"plain +predict +\d.*images/s",
     ),
     "train_step": (
         "--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT",
