@@ -156,7 +156,7 @@ def main() -> int:
             try:
                 predictors[name] = make(name, arguments, device)
                 image = network_input(open_image(photos[0]), predictors[name].input_size)
-                row = network(name, predictors, image, arguments.rounds)
+                row: dict[str, Any] = network(name, predictors, image, arguments.rounds)
                 found["variants"][name] = row
                 print(
                     f"  {name:<8} network {1 / row['wall']:7.2f} images/s, {row['cpu']:6.3f} CPU s an image, "

@@ -69,7 +69,7 @@ def in_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str,
 def profiled(run: Callable[[], object], device: torch.device, rounds: int = 3) -> dict[str, Any]:
     """Profile a call; print and return the part of the time in which the GPU works, and its kernels.
 
-    `kernels` are [name, launches, milliseconds] of one call, longest first. On a CPU they are operators, and `busy` is
+    `kernels` are (name, launches, milliseconds) of one call, longest first. On a CPU they are operators, and `busy` is
     None.
     """
     from torch.profiler import ProfilerActivity, profile
@@ -95,7 +95,7 @@ def profiled(run: Callable[[], object], device: torch.device, rounds: int = 3) -
         row[0] += 1
         row[1] += (span.elapsed_us() if cuda else event.self_cpu_time_total) / 1e3
     longest = sorted(rows.items(), key=lambda row: -row[1][1])
-    kernels = [[name[:120], count / rounds, round(total / rounds, 4)] for name, (count, total) in longest[:60]]
+    kernels = [(name[:120], count / rounds, round(total / rounds, 4)) for name, (count, total) in longest[:60]]
     share = busy / (wall * 1e6) if cuda else None
     launches = sum(count for count, _ in rows.values()) / rounds
     print(f"  {launches:.0f} launches a call" + ("" if share is None else f", the GPU works {share:.0%} of the time"))
