@@ -38,7 +38,7 @@ def predict_augmented(
     if len({tuple(image.shape) for image in images}) > 1:
         # padding would be a different part of each view
         return [predict_augmented(net, [image], augmentation, fusion)[0] for image in images]
-    if net.nms_threshold is None:
+    if net.kind == "semantic":
         return _segment_augmented(cast(SemanticNet, net), images, augmentation, fusion)
     return _detect_augmented(cast(PanopticNet, net), images, augmentation)
 
