@@ -2,6 +2,7 @@
 
     seamseg predict runs/city photos/ out/
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
+    seamseg predict runs/city drive.mp4 overlays.mp4
     seamseg predict model_best.pth.tar 'drive/**/*.png' out/ --config my.ini --meta DATA/metadata.bin
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
 
@@ -10,8 +11,9 @@ network (.onnx, .pt2), a folder of a panoptic network of transformers, torchvisi
 hf://user/repo[@revision] on the Hugging Face Hub. IN is an image, a folder (with its sub-folders, which are kept in
 OUT), a quoted glob, LIST.txt or @LIST with one path a line, or a video (needs PyAV). The EXIF orientation of an image
 is applied, and the output has its size. Images that cannot be read are reported, counted and skipped; the exit code is
-then 1. Several INs are allowed (photos/*.jpg without quotes); OUT, a folder, is always the last argument. For tars,
-object stores and several machines use `python -m seamseg.contrib.ray`.
+then 1. Several INs are allowed (photos/*.jpg without quotes); OUT, a folder, is always the last argument; for one video
+it may be a file, drive.mp4, which gets the overlays. For tars, object stores and several machines use `python -m
+seamseg.contrib.ray`.
 
 OUT/predictions.jsonl has a line for each image. Re-run the same command to resume an interrupted run, with any number
 of processes; images that are done are not processed again.

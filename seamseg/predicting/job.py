@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.model_path import is_exported
@@ -20,7 +22,7 @@ from seamseg.predicting.manifest import Done, Line, ManifestWriter
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, header_pixels
 from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import Source, Video
+from seamseg.predicting.source import WRITTEN, Source, Video, is_video, write_video
 from seamseg.predicting.writers import errors_of
 from seamseg.utils.distributed import (
     World,
@@ -33,6 +35,7 @@ from seamseg.utils.distributed import (
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
 from seamseg.utils.files import refuse_links
 from seamseg.utils.image_memory import is_large
+from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
@@ -73,6 +76,8 @@ def predict_files(
     The main process calls `report` at the end. InputError if the model, an input or an option is wrong, or the folder
     holds something else; SeamsegError if an output cannot be written.
     """
+    if is_video(str(options.out)) and not Path(options.out).is_dir():
+        return _predict_video(options, report)
     settings = PredictSettings(options)
     out = output_path(str(options.out))
     sources = find_sources(options.inputs, out, options.limit)
@@ -84,6 +89,30 @@ def predict_files(
         summary = predict_all(predictor, sources, folder, world, options.batch_size, workers, options.restart)
         if world.is_main:
             report(predictor, summary)
+    return summary
+
+
+def _predict_video(options: PredictOptions, report: Callable[[Predictor[Any], RunSummary], None]) -> RunSummary:
+    """Write the overlays of a video, or what `hide` leaves of it, as a video; before its end they are in a folder."""
+    out = Path(options.out)
+    if out.suffix.lower() not in WRITTEN:
+        raise InputError(f"{out}: videos are written as {', '.join(WRITTEN)}; for images OUT is a folder")
+    if out.exists() and not options.restart:
+        raise InputError(f"{out}: exists already; choose another file, or overwrite it with `restart=True`")
+    if options.formats is not None:
+        raise InputError(
+            f"`formats={options.formats}`: a video has overlays, or what `hide` leaves; choose a folder as OUT"
+        )
+    folder = out.with_name(f"{out.name}.frames")
+    sources = find_sources(options.inputs, folder, options.limit)
+    if len(sources) != 1 or not isinstance(sources[0], Video):
+        raise InputError(f"{out}: OUT is a video, so IN must be one video; for images OUT is a folder")
+    summary = predict_files(replace(options, out=folder), report)
+    if is_main_process():
+        if not (frames := sorted((folder / sources[0].name).glob("frame_*.jpg"))):
+            raise SeamsegError(f"{out}: not written, as no frame was predicted")
+        write_video(out, frames, sources[0].address)
+        shutil.rmtree(folder)
     return summary
 
 

@@ -26,7 +26,7 @@ class PredictOptions(InferenceOptions):
     inputs: str | Path | Sequence[str | Path] = option(
         "image, folder, glob, list or video; one or several", metavar="IN", several="words"
     )
-    out: str | Path = option("folder for the outputs (created)")
+    out: str | Path = option("folder for the outputs (created); for one video also a file, .mp4, .mov or .mkv")
     formats: str | Sequence[str] | None = option(
         "formats of the outputs (default: overlay; with `hide` none)",
         None,

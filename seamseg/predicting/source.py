@@ -1,10 +1,11 @@
-"""Sources of `predict`: images, which are files or frames of a video, decoded by PyAV where it is installed."""
+"""Sources of `predict`: images, which are files or frames of a video, which PyAV decodes and writes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ from PIL import Image
 
 from seamseg.maps.images import open_image
 from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.files import replacing
 from seamseg.utils.image_memory import VARIABLE, budget
 from seamseg.utils.limits import file_status
+from seamseg.utils.progress import progress
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
+
+WRITTEN = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
+"""Endings of videos that are written, with their containers in FFmpeg."""
 
 FRAME_BYTES = 40
 """Memory of a pixel of a frame: up to 17 frames that a decoder keeps, and three copies as RGB."""
@@ -90,6 +96,29 @@ def require_decoder(address: str) -> Any:
             "of BT.709 as those of BT.601: pip install -U 'seamseg[video]'"
         )
     return av
+
+
+def write_video(path: Path, frames: Sequence[Path], like: str) -> None:
+    """Write image files of one size as an H.264 (else MPEG-4) video with the rate of another; `..._000012` is shown at frame 12."""
+    av = require_decoder(like)
+    with av.open(like, container_options=_ALLOWED, metadata_errors="replace") as container:
+        rate = container.streams.video[0].average_rate or Fraction(25)
+    with replacing(path) as temporary, av.open(str(temporary), "w", WRITTEN[path.suffix.lower()]) as container:
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        stream = container.add_stream(codec, rate, options={"crf": "18"} if codec == "libx264" else {})
+        # players assume these colours for large videos, and the others for small ones
+        stream.codec_context.colorspace = stream.codec_context.color_primaries = stream.codec_context.color_trc = 1
+        for file in progress(frames, desc=path.name):
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            # H.264 needs even sides
+            frame = av.VideoFrame.from_ndarray(pixels[: pixels.shape[0] // 2 * 2, : pixels.shape[1] // 2 * 2])
+            if file == frames[0]:
+                stream.height, stream.width = frame.height, frame.width
+            frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709")
+            frame.pts, frame.time_base = int(file.stem.rpartition("_")[2]), 1 / rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
 
 
 @dataclass(frozen=True)

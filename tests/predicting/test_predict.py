@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from io import BytesIO
 from threading import Thread
 
@@ -15,7 +16,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.coco_panoptic import read_id_png
 from seamseg.predicting import job
-from seamseg.predicting.source import Source
+from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
 from seamseg.utils.distributed import World
 from seamseg.utils.parallel import BackgroundWriter
@@ -115,6 +116,59 @@ def test_files_of_several_frames_are_counted(micro_run, tmp_path, seamseg_main, 
     found = capsys.readouterr().err
     assert "3 images in" in found
     assert "2 files with several frames or pages: only the first was used" in found
+
+
+@pytest.fixture
+def drive(tmp_path):
+    """A video of five frames of odd sides, 10 in a second, of a colour that differs between the standards."""
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "drive.mkv"), "w") as container:
+        stream = container.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 121, 67, "bgr0"
+        for _ in range(5):
+            frame = av.VideoFrame.from_ndarray(np.full((67, 121, 3), (200, 30, 30), np.uint8))
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return tmp_path / "drive.mkv"
+
+
+def test_a_video_of_overlays(micro_run, drive, tmp_path, seamseg_main, capsys, monkeypatch):
+    out = tmp_path / "out.mp4"
+    with monkeypatch.context() as change:
+        # its frames stay for the next run
+        change.setattr(job, "write_video", raising(KeyboardInterrupt))
+        assert predict(seamseg_main, micro_run, drive, out, "--set", "format overlay.opacity=0") == 130
+    assert not out.exists()
+    overlay = tmp_path / "out.mp4.frames" / "drive" / "frame_000003.jpg"
+    overlay.unlink()
+    assert predict(seamseg_main, micro_run, drive, out, "--set", "format overlay.opacity=0") == 0
+    assert "1 image in" in capsys.readouterr().err
+    assert not overlay.parents[1].exists()
+    frames = [np.asarray(item.open()) for item in Video(str(out), "out", "out").items()]
+    assert [frame.shape for frame in frames] == [(66, 120, 3)] * 5
+    assert all(np.abs(frame[10:-10, 10:-10] - np.array([200.0, 30, 30])).max() < 12 for frame in frames)
+    import av
+
+    with av.open(str(out)) as container:
+        assert container.streams.video[0].average_rate == 10
+    before = out.read_bytes()
+    other = shutil.copy(drive, tmp_path / "other.mkv")
+    for words, message in (
+        ((drive, out), "out.mp4: exists already; choose another file, or overwrite it with --restart"),
+        ((drive, tmp_path / "b.mp4", "--format", "coco"), "--format coco: a video has overlays"),
+        ((drive, tmp_path / "b.avi"), "b.avi: videos are written as .mp4, .mov, .mkv; for images OUT is a folder"),
+        ((drive, other, tmp_path / "b.mp4"), "OUT is a video, so IN must be one video"),
+    ):
+        assert seamseg_main("predict", micro_run, *words, *CPU) == 2
+        assert message in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def raising(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
 
 
 def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main):
