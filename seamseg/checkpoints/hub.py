@@ -121,10 +121,10 @@ def quiet_hub(uri: str) -> Iterator[Any]:
 def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     """Return the error to raise for one of huggingface_hub."""
     if isinstance(error, errors.LocalEntryNotFoundError):
-        if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
-            return InputError(f"{uri}: not in the cache, or not completely, and HF_HUB_OFFLINE is set")
-        cause = error.__cause__ or error
         advice = "; download it elsewhere with `hf download --local-dir` and name its folder"
+        if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
+            return InputError(f"{uri}: not in the cache, or not completely, and HF_HUB_OFFLINE is set{advice}")
+        cause = error.__cause__ or error
         return SeamsegError(
             f"{uri}: the hub cannot be reached, and the model is not in the cache ({_reason(cause, errors)})"
             f"{'' if isinstance(cause, errors.HfHubHTTPError) else advice}"

@@ -198,6 +198,18 @@ def _log_printable() -> None:
     logging.setLogRecordFactory(record)
 
 
+_FIRST, _MIDDLE = "MODEL is the first argument, without a flag", "the images follow MODEL, without a flag"
+ELSEWHERE = {
+    **dict.fromkeys(("--model", "--weights", "--checkpoint"), _FIRST),
+    **dict.fromkeys(("--source", "--input", "--images"), _MIDDLE),
+    **dict.fromkeys(("--output", "--out", "--project", "-o"), "OUT is the last argument, without a flag"),
+    "--conf": "it is --score-threshold here",
+    "--imgsz": "it is --size here",
+    "--save-json": "it is --format coco here, or coco-results for detectors",
+}
+"""Flags of `predict` in other tools."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser with one-line errors and without abbreviated options."""
 
@@ -215,7 +227,9 @@ class Parser(argparse.ArgumentParser):
         if extra:
             known = self._option_string_actions
             meant = _as_key(self.prog, extra[0], sys.argv if args is None else args) if "--set" in known else ""
-            self.error(f"unknown argument {extra[0]}{meant or _nearest(extra[0].partition('=')[0], known)}")
+            flag = extra[0].partition("=")[0]
+            said = f"; {ELSEWHERE[flag]}" if self.prog.endswith(" predict") and flag in ELSEWHERE else ""
+            self.error(f"unknown argument {extra[0]}{meant or said or _nearest(flag, known)}")
         return namespace, extra
 
 

@@ -87,6 +87,14 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
             "seamseg train: unknown argument --batch-size; did you mean --set dataloader"
             ".train_batch_size=VALUE or --set dataloader.val_batch_size=VALUE?",
         ),
+        (
+            ["predict", "a", "b", "c", "--conf", "3"],
+            "seamseg predict: unknown argument --conf; it is --score-threshold here; see",
+        ),
+        (
+            ["predict", "--model", "a", "--source", "b", "c"],
+            "seamseg predict: unknown argument --model; MODEL is the first argument, without a flag; see",
+        ),
         (["train", "a", "b", "--resum", "x"], "seamseg train: unknown argument --resum; did you mean --resume?"),
         (
             ["classify", "train", "a", "b", "--lr", "3"],

@@ -120,7 +120,10 @@ def test_offline(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert open_model(URI).metadata == CLASSES
     assert open_model(f"{URI}@{commit}").metadata == CLASSES
-    assert refusal("hf://someone/else") == "not in the cache, or not completely, and HF_HUB_OFFLINE is set"
+    assert refusal("hf://someone/else") == (
+        "not in the cache, or not completely, and HF_HUB_OFFLINE is set; download it elsewhere with `hf download "
+        "--local-dir` and name its folder"
+    )
     assert fake_hub.requests == []
 
 
