@@ -99,7 +99,7 @@ def require_decoder(address: str) -> Any:
 
 
 def write_video(path: Path, frames: Sequence[Path], like: str) -> None:
-    """Write image files of one size as an H.264 (else MPEG-4) video with the rate of another; `..._000012` is shown at frame 12."""
+    """Write image files, each with its number at the end of its name, as a video with the rate of the video `like`."""
     av = require_decoder(like)
     with av.open(like, container_options=_ALLOWED, metadata_errors="replace") as container:
         rate = container.streams.video[0].average_rate or Fraction(25)
