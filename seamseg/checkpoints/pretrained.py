@@ -23,7 +23,7 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
-from seamseg.checkpoints.torchvision_weights import body_tensors, resnet_prefixes, unwrapped
+from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_tensors, download, resnet_prefixes, unwrapped
 from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.resnet import ResNet
@@ -33,10 +33,11 @@ from seamseg.utils.errors import InputError
 def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
     """Load the weights that fit a network: of all parts of a snapshot `FILE`, or of one, `PART:FILE`.
 
-    FILE is a snapshot, or a state dict of that part alone; it may be a safetensors file, a folder with a model, or
-    `hf://user/repo`. The moving average of the weights is loaded if there is one. `classes` maps the rows of the file's
-    classes to those of the network; without it, layers are loaded as they are, if their shapes fit. InputError if
-    nothing fits, or values are not finite.
+    FILE is a snapshot, or a state dict of that part alone; it may be a safetensors file, a folder with a model,
+    `hf://user/repo`, or `torchvision` for the ImageNet weights that it downloads for the ResNet of the body. The moving
+    average of the weights is loaded if there is one. `classes` maps the rows of the file's classes to those of the
+    network; without it, layers are loaded as they are, if their shapes fit. InputError if nothing fits, or values are
+    not finite.
     """
     part, path = _split(specification)
     if classes is not None and (part is None or part in PARTS):
@@ -50,8 +51,7 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
         module = getattr(net, part, None)
         if module is None:
             raise InputError(f"`pretrain={specification}`: this network has no {part}")
-        file = str(weights_at(path))
-        report = _load_part(module, load_tensors(file, file), part, file)
+        report = _load_part(module, *_content(module, path), part)
     if report.loaded == 0:
         raise InputError(f"`pretrain={specification}`: nothing in it fits this network: {report}")
     check_finite(net, path)
@@ -69,12 +69,12 @@ def _load_other_classes(net: nn.Module, path: str, part: str | None, classes: Cl
     elif (module := getattr(net, part, None)) is None:
         raise InputError(f"`pretrain={part}:{path}`: this network has no {part}")
     else:
-        report = _load_part(module, {part: state[part]} if part in state else {}, part, path)
+        report = _load_part(module, {part: state[part]} if part in state else {}, path, part)
     return replace(report, averaged=snapshot.has_average, fresh=tuple(fresh))
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:
-    """Load the weights of a backbone, `[body] weights`: a file, or `timm` for the weights of timm for its network."""
+    """Load the weights of a backbone, `[body] weights`: a file, or `timm` or `torchvision` for what these download."""
     body: Any = net.body
     backbone: Backbone = body if isinstance(body, Backbone) else body.backbone
     if path == "timm":
@@ -82,8 +82,7 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
             state = backbone.download()
         report = load_module(backbone.pretrained_part, state, "body")
     else:
-        file = str(weights_at(path))
-        report = _load_part(body, load_tensors(file, file), "body", file)
+        report = _load_part(body, *_content(body, path), "body")
     missing = {line.partition(" ")[0].removeprefix("body.").removeprefix("backbone.") for line in report.skipped}
     # a pyramid alone may fit, since its layers are the same for many backbones
     if report.loaded == 0 or missing.issuperset(name for name, _ in backbone.named_parameters()):
@@ -120,7 +119,18 @@ def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor
     return state, averaged
 
 
-def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadReport:
+def _content(module: nn.Module, path: str) -> tuple[Any, str]:
+    """Return the content of a file and its name; of `torchvision` what it downloads for the ResNet of this part."""
+    if path == "torchvision":
+        name = getattr(getattr(module, "backbone", module), "name", "")
+        if name not in ARCHITECTURES:
+            raise InputError(f"torchvision: has weights for {', '.join(ARCHITECTURES)}, this part is not one of them")
+        return download(name), f"torchvision's {name}"
+    file = str(weights_at(path))
+    return load_tensors(file, file), file
+
+
+def _load_part(module: nn.Module, content: Any, path: str, part: str) -> LoadReport:
     state, averaged = _part_state(content, part, path)
     backbone = getattr(module, "backbone", None)
     network = module if backbone is None else backbone

@@ -45,7 +45,7 @@ def convert_backbone(
     """
     refuse_existing(Path(out), force)
     if weights is None:
-        source, name = _download(net), f"torchvision's {net}"
+        source, name = download(net), f"torchvision's {net}"
     else:
         source, name = unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights)
     state, missing = rename(net, source, name)
@@ -132,7 +132,8 @@ def unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
     return content
 
 
-def _download(net: str) -> Mapping[str, Tensor]:
+def download(net: str) -> Mapping[str, Tensor]:
+    """Return the first ImageNet weights of torchvision for a ResNet, from its cache or downloaded to it."""
     try:
         from torchvision import models
     except (ImportError, RuntimeError) as error:

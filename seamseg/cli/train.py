@@ -2,13 +2,13 @@
 
     seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train toy_city_detection_r18 DATA --log-dir runs/boxes
-    seamseg train small_r18 DATA --log-dir runs/my --pre-train body:resnet18.pth
+    seamseg train small_r18 DATA --log-dir runs/my --pre-train body:torchvision
     seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
     seamseg train my.ini DATA --log-dir runs/my --resume auto --set general.snapshot_interval=500
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
-small_r18 is for some hundred images of your own, on two CPU cores or a small GPU. `seamseg convert-backbone resnet18
-resnet18.pth` gets the weights from torchvision.
+small_r18 is for some hundred images of your own, on two CPU cores or a small GPU. `body:torchvision` downloads the
+ImageNet weights of torchvision for the ResNet of the configuration.
 
 `[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg,
 detection or semantic. `[general] base = cityscapes_r50` (or an INI file) makes the keys of another one its defaults.
@@ -47,6 +47,9 @@ from seamseg.utils.output import echo
 if TYPE_CHECKING:
     from seamseg.training.result import TrainResult
 
+LIBRARIES = ("timm", "torchvision")
+"""Values of `[body] weights` that are no files."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -80,12 +83,13 @@ def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: 
         # what a resumed run started from is not needed
         named = [("`resume={}`", str(options.resume))] if options.resume != "auto" else []
     else:
-        named = [("[body] weights = {}", weights)] if weights and weights != "timm" else []
+        named = [("[body] weights = {}", weights)] if weights and weights not in LIBRARIES else []
         for given in options.pretrain:
             part, _, file = given.partition(":")
             if parts and part not in parts and Path(file).is_file() and not Path(given).exists():
                 raise InputError(f"`pretrain={given}`: {part!r} is not a part of the network: {', '.join(parts)}")
-            named.append(("`pretrain={}`", file if part in parts else given))
+            if given != "body:torchvision":
+                named.append(("`pretrain={}`", file if part in parts else given))
     for text, path in named:
         if is_hub_uri(path):
             require_packages("huggingface_hub", what=path)

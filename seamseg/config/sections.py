@@ -125,7 +125,8 @@ class Body:
     )
     weights: str = key(
         "file of pre-trained weights, of a ResNet of torchvision or of ImageNet with in-place ABN; of a network of "
-        "timm, `timm` downloads its weights, and a file is a timm one (.safetensors or .pth); empty for none"
+        "timm, `timm` downloads its weights, and a file is a timm one (.safetensors or .pth); `torchvision` downloads "
+        "those of a ResNet; empty for none"
     )
     normalization_mode: str = key(
         "norm layers: `bn` is in-place ABN, `syncbn` that over all processes, `gn` group norm; with `a+b`, a in body, "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
-from seamseg.checkpoints import imagenet
+from seamseg.checkpoints import imagenet, pretrained
 from seamseg.checkpoints.imagenet import network_of
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_key, convert_backbone, rename
@@ -184,6 +184,18 @@ def test_a_training_takes_the_file_as_it_is(tmp_path: Path, resnet18: dict[str, 
     wanted, missing = rename("resnet18", resnet18)
     assert (report.loaded, report.skipped, missing) == (len(wanted), [], [])
     assert all(torch.equal(net["body"].state_dict()[key], value) for key, value in wanted.items())
+
+
+def test_a_training_downloads_from_torchvision(resnet18: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "download", {"resnet18": resnet18}.__getitem__)
+    body = build_backbone("resnet18", InPlaceABN)
+    net = nn.ModuleDict({"body": body})
+    assert load_pretrained(net, "body:torchvision").skipped == []
+    wanted, _ = rename("resnet18", resnet18)
+    assert all(torch.equal(body.state_dict()[key], value) for key, value in wanted.items())
+    body.name = "resnext101"
+    with pytest.raises(InputError, match=r"torchvision: has weights for resnet18, .*, this part is not one of them"):
+        load_body_weights(net, "torchvision")
 
 
 def test_a_training_refuses_the_file_of_another_network(tmp_path: Path, resnet18: dict[str, Tensor]) -> None:
