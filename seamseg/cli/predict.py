@@ -31,6 +31,11 @@ Formats of panoptic models, separated by commas:
               zip the folder and upload it as annotations, to correct them
   labelstudio labelstudio/{tasks/<name>.json,label_config.xml}: tasks of Label Studio, brush regions as predictions
 
+Formats of these and the following models:
+
+  json        json/<name>.json, class, score, box, area and mask (RLE of COCO) of each segment or object
+  csv         counts.csv, the number and area of the segments or objects of each class in each image
+
 Formats of models for detection and instance segmentation:
 
   overlay         <name>.jpg, the image with boxes, masks, class names and scores

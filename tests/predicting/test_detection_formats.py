@@ -67,9 +67,10 @@ def written(out):
 
 
 def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
-    words = ("--format", "overlay,coco-results,raw", "--score-threshold", "0", *CPU)
+    words = ("--format", "overlay,coco-results,raw,json", "--score-threshold", "0", *CPU)
     assert seamseg_main("predict", models[kind], photos, tmp_path, *words) == 0
     files = [f"{name}.{ending}" for name in NAMES for ending in ("jpg", "pth.tar")]
+    files += [f"json/{name}.json" for name in NAMES]
     assert written(tmp_path) == sorted([*files, "coco_results.json", "predictions.jsonl"])
 
     model = seamseg.load(models[kind], device="cpu", score_threshold=0)
@@ -78,6 +79,9 @@ def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
     assert all((result.masks is None) == (kind == "detection") for result in results.values())
     entries = json.loads((tmp_path / "coco_results.json").read_text())
     assert entries == [entry for name in NAMES for entry in results[name].to_coco(name)]
+    for name in NAMES:
+        objects = json.loads((tmp_path / "json" / f"{name}.json").read_text())["segments"]
+        assert objects == [entry for _, entry in results[name].entries()]
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()[1:]]
     assert [line["detections"] for line in lines] == [{"car": 10}] * 3
 
@@ -147,7 +151,7 @@ def test_a_snapshot_without_the_parts_is_refused(models, trained, wanted):
             "detection",
             ("--format", "overlay,coco"),
             "--format overlay,coco: a model of kind detection has no format 'coco': choose among coco-results, "
-            "overlay, overlay-legacy, raw",
+            "csv, json, overlay, overlay-legacy, raw",
         ),
         ("detection", ("--format", "overlay,overlay-legacy"), "overlay and overlay-legacy would both write NAME.jpg"),
         ("detection", ("--min-area", "3"), "--min-area has no effect: the model is of kind detection"),

@@ -1,8 +1,10 @@
 """Prediction through the Python API and the command: formats, options, and unreadable or unusual images."""
 
+import csv
 import json
 import re
 import shutil
+from collections import Counter
 from io import BytesIO
 from threading import Thread
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools import mask as coco_masks
 
 import seamseg
 from seamseg.data.input_size import InputSize
@@ -104,6 +107,36 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert raw["msk_pred"].shape == (count, 28, 28)
     assert raw["cls_pred"].shape == raw["obj_pred"].shape == (count,)
     assert (out / "tall.pth.tar").stat().st_size < 96 * 64 + count * 4 * 28 * 28 + 20000
+
+
+def test_json_and_csv(micro_run, micro, tmp_path, seamseg_main):
+    out = tmp_path / "out"
+    assert predict(seamseg_main, micro_run, micro / "img", out, "--format", "coco,json,csv") == 0
+    coco = json.loads((out / "panoptic.json").read_text())
+    names = {c["id"]: c["name"] for c in coco["categories"]}
+    rows = list(csv.DictReader((out / "counts.csv").open(newline="")))
+    found = 0
+    for image, annotation in zip(coco["images"], coco["annotations"], strict=True):
+        content = json.loads((out / "json" / f"{image['id']}.json").read_text())
+        assert {key: content[key] for key in ("image", "width", "height")} == {
+            "image": image["file_name"],
+            **{side: image[side] for side in ("width", "height")},
+        }
+        ids = read_id_png(out / "panoptic" / annotation["file_name"])
+        segments = {s["id"]: s for s in content["segments"]}
+        assert [names[c["id"]] for c in content["classes"]] == [c["name"] for c in content["classes"]]
+        for stated in annotation["segments_info"]:
+            segment = segments.pop(stated["id"])
+            assert all(segment[key] == stated[key] for key in ("category_id", "bbox", "area"))
+            mask = coco_masks.decode(segment["segmentation"]).astype(bool)
+            assert np.array_equal(mask, ids == stated["id"])
+            found += 1
+        assert not segments
+        counts = Counter(s["class"] for s in content["segments"])
+        own = [row for row in rows if row["image"] == image["file_name"]]
+        assert {row["class"]: int(row["count"]) for row in own} == counts
+        assert sum(int(row["area"]) for row in own) == (ids > 0).sum()
+    assert found > 0
 
 
 def test_files_of_several_frames_are_counted(micro_run, tmp_path, seamseg_main, capsys):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools import mask as coco_masks
 from support.micro import narrow_body
 from support.semantic_networks import CLASSES, SEMANTIC
 
@@ -27,7 +28,7 @@ def photos(tmp_path):
 def test_formats(semantic_model, photos, seamseg_main):
     out = photos / "out"
     with narrow_body():
-        words = ("--format", "labels,probabilities,overlay", "--tta", "flip", "--workers", 0)
+        words = ("--format", "labels,probabilities,overlay,json", "--tta", "flip", "--workers", 0)
         assert seamseg_main("predict", semantic_model, photos, out, "--device", "cpu", *words) == 0
         result = seamseg.load(semantic_model, "cpu", tta="flip", probabilities=True).predict(photos / "a.jpg")
     labels, probabilities = Image.open(out / "a.png"), Image.open(out / "a_prob.png")
@@ -37,6 +38,8 @@ def test_formats(semantic_model, photos, seamseg_main):
     assert labels.getpalette()[9:768] == [0] * 759, "black after the last class"
     assert np.array_equal(np.asarray(probabilities), result.probability)
     assert Image.open(out / "b.jpg").size == Image.open(out / "b.png").size == (70, 90)
+    for segment in json.loads((out / "json" / "a.json").read_text())["segments"]:
+        assert np.array_equal(coco_masks.decode(segment["segmentation"]), result.classes == segment["category_id"])
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert {"sky", "road", "human--person"} >= set(lines[1]["segments"])
 

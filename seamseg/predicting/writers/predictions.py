@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -17,11 +18,12 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
+from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.cityscapes.instance_files import mask_png
 from seamseg.maps.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter
 from seamseg.maps.formats.label_png import instance_map, label_map, write_grey_png
-from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.formats.vistas import INSTANCES_PER_LABEL, image_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.pasting import paste_detections
@@ -29,7 +31,7 @@ from seamseg.maps.predictions import ArrayPrediction, MapFormat
 from seamseg.maps.visualize.maps import encode_map
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
-from seamseg.utils.files import refuse_links, replacing, write_atomically
+from seamseg.utils.files import refuse_links, replacing, write_atomically, write_json
 
 COCO_JSON = "panoptic.json"
 RESULTS_JSON = "coco_results.json"
@@ -190,6 +192,73 @@ class CocoResultsWriter(OutputFormat[Detections]):
                     file.write(between + json.dumps(entry, allow_nan=False))
                     between = ",\n"
             file.write("]\n" if between == "\n" else "\n]\n")
+
+
+@register("format", "json")
+class JsonWriter(OutputFormat[ImageResult]):
+    """A file for each image, `json/<name>.json`: the JSON of `seamseg serve`, with the masks as run lengths of COCO."""
+
+    kinds = ("panoptic", "instance_seg", "detection", "semantic")
+    map_only = True
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `OUT/json/<name>.json`."""
+        return [self.out / "json" / f"{source.name}.json"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
+        """Write the file."""
+        entries, infos = result.entries(), class_infos(self.metadata)
+        numbers = None if isinstance(result, Detections) else result.index_map(result.size)
+        for number, (_, entry) in enumerate(entries, 1):
+            if numbers is not None:
+                x, y, width, height = entry["bbox"]
+                crop = numbers[y : y + height, x : x + width] == number
+                counts = encode_crop(crop, (y, x), result.size).decode("ascii")
+                entry["segmentation"] = {"size": list(result.size), "counts": counts}
+        classes = {
+            category: {"id": entry["category_id"], "name": infos[category].name, "isthing": infos[category].isthing}
+            for category, entry in entries
+        }
+        height, width = result.size
+        content = {"image": source.relative, "width": width, "height": height}
+        content |= {"segments": [entry for _, entry in entries], "classes": [classes[c] for c in sorted(classes)]}
+        write_json(self.paths(source)[0], content)
+
+
+@register("format", "csv")
+class CsvWriter(OutputFormat[ImageResult]):
+    """`counts.csv`: a row for each class of each image, with the number of its segments or objects and their area."""
+
+    kinds = ("panoptic", "instance_seg", "detection", "semantic")
+    map_only = True
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return no files: all counts are in one file."""
+        return []
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> Record:
+        """Return the counts of an image."""
+        counts: dict[str, list[float]] = {}
+        for _, entry in result.entries():
+            row = counts.setdefault(entry["class"], [0, 0])
+            row[0] += 1
+            row[1] += entry["area"]
+        return {"image": source.relative, "counts": counts}
+
+    def finals(self) -> list[Path]:
+        """Return `counts.csv`."""
+        return [self.out / "counts.csv"]
+
+    def finish(self, records: Records) -> None:
+        """Write `counts.csv`."""
+        # a name may have bytes that are not UTF-8
+        options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+        with replacing(self.out / "counts.csv") as temporary, open(temporary, "w", **options) as file:
+            table = csv.writer(file)
+            table.writerow(("image", "class", "count", "area"))
+            for record in records():
+                for name, (count, area) in record["counts"].items():
+                    table.writerow((record["image"], name, count, area))
 
 
 def write_detections(
