@@ -174,7 +174,13 @@ def _convert_split(
 ) -> None:
     skipped, path = options.skipped.get(name, {}), writer.root / "lst" / f"{name}.txt"
     if writer.is_finished(name, frames, read):
-        known = writer.accounts[name]
+        known = writer.accounts.get(name)
+        if known is None:
+            options.log(
+                f"{name}: {len(frames)} images, already prepared by a converter that keeps no record of its sources: "
+                f"their changes go unnoticed; to convert it again, delete {path}"
+            )
+            return
         known.skipped = all_skipped(skipped, known.frames)
         options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
         return

@@ -134,13 +134,18 @@ class DatasetWriter:
                 partial_file.unlink(missing_ok=True)
 
     def is_finished(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> bool:
-        """Return whether the folder has this split, complete and of the same images, annotations and options."""
+        """Return whether the folder has this split, complete and of the same images, annotations and options.
+
+        A split without an account, as of the original's converter, may have been edited: its sources are not compared.
+        """
         names = ("metadata.bin", f"lst/{split}.txt", f"coco/{split}.json")
-        if split not in self.accounts or not all((self.root / name).is_file() for name in names):
+        if not all((self.root / name).is_file() for name in names):
             return False
         listed = set(self._listed(split))
         if listed != {frame.id for frame in frames} or not all(i in self._images and self._files(i) for i in listed):
             return False
+        if split not in self.accounts:
+            return True
         stamps = {i: known["stamp"] for i, known in self.accounts[split].frames.items()}
         return stamps == {frame.id: _stamp(frame, read) for frame in frames}
 

@@ -255,8 +255,15 @@ def test_a_changed_source_is_converted_again(tmp_path):
     frames[0].annotation.write_text("fine")
     convert()
     (out / "prepared.json").unlink()
+    frames[0].annotation.write_text("unnoticed")
+    mask = next((out / "msk").iterdir())
+    mask.write_bytes(b"edited by hand")
     convert()
-    assert "3 of 3 images converted again" in logged[0]
+    assert "already prepared by a converter that keeps no record" in logged[0]
+    assert mask.read_bytes() == b"edited by hand"
+    (out / "lst" / "train.txt").unlink()
+    convert()
+    assert mask.read_bytes() != b"edited by hand"
 
 
 @pytest.mark.parametrize("link", [{}, {"copy": True}])
