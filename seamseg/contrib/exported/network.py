@@ -216,7 +216,8 @@ def open_exported(
         raise InputError(f"{path}: holds part {session.exported.part!r} of a network only: export all parts")
     if not session.uses_torch:
         _check_graph(session, str(path))
-    make = ExportedClassifierModel if "logits" in session.exported.outputs else ExportedModel
+    # not by its outputs: a map of a custom head may be called `logits`, too
+    make = ExportedClassifierModel if session.exported.kind == "classification" else ExportedModel
     return make(session, name, options)
 
 

@@ -37,7 +37,7 @@ from seamseg.inference.queries import prediction_of_queries
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
-from seamseg.maps.predictions import Prediction
+from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, printable
 
@@ -86,6 +86,12 @@ def test_masks_of_queries_are_merged_at_the_size_of_the_photo(tmp_path, device):
     assert np.array_equal(result.prediction.semantic, found.semantic)
     with pytest.raises(InputError, match=r"`tiles=256`: .*was exported for inputs of 160 x 96 pixels"):
         load(tmp_path, size=room, changes={"query_classes": QUERY_CLASSES}, tiles=256)
+
+
+def test_a_map_with_the_name_of_the_output_of_classifiers(tmp_path):
+    model = load(tmp_path, "semantic", changes={"maps": {"logits": MapFormat()}})
+    assert (model.kind, model.network.tiles_problem) == ("semantic", None)
+    assert list(model.predict(scene(SIZE)).maps) == ["logits"]
 
 
 def test_other_kinds(tmp_path):
