@@ -58,7 +58,7 @@ class ImageResult(ABC):
     options : options of :class:`seamseg.inference.options.InferenceOptions` that only some results depend on, and this
         one does
     counted : what :meth:`counts` counts: segments, detections or classes
-    main_score : key of the main score of such networks in the JSON of an evaluation
+    main_scores : for each of the kinds the key of the main score in the JSON of an evaluation
     has_ids : whether each pixel has one segment or class at most, see :meth:`id_png`
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None if it is not kept
@@ -70,7 +70,7 @@ class ImageResult(ABC):
     kinds: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     counted: ClassVar[str]
-    main_score: ClassVar[str]
+    main_scores: ClassVar[tuple[str, ...]]
     has_ids: ClassVar[bool] = False
     metadata: Metadata
     prediction: ArrayPrediction | None = None

@@ -37,7 +37,7 @@ class Classification(ImageResult):
 
     kinds = ("classification",)
     counted = "classes"
-    main_score = "top1"
+    main_scores = ("top1",)
     probabilities: np.ndarray
     image_size: tuple[int, int]
 

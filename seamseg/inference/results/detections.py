@@ -106,7 +106,7 @@ class Detections(ImageResult, Sequence[Detection]):
     kinds = ("instance_seg", "detection")
     options = ("score_threshold",)
     counted = "detections"
-    main_score = "box.AP"
+    main_scores = ("mask.AP", "box.AP")
     detections: list[Detection]
     image_size: tuple[int, int]
     has_masks: bool

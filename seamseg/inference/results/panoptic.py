@@ -69,7 +69,7 @@ class Panoptic(PanopticResult, ImageResult):
     kinds = ("panoptic",)
     options = ("score_threshold", "overlap_threshold", "min_stuff_area")
     counted = "segments"
-    main_score = "PQ"
+    main_scores = ("PQ",)
     has_ids = True
     segments: list[NamedSegment]  # type: ignore[assignment]
 

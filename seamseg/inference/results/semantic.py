@@ -51,7 +51,7 @@ class SemanticMap(ImageResult):
     kinds = ("semantic",)
     options = ("tta_fusion", "probabilities")
     counted = "segments"
-    main_score = "mIoU"
+    main_scores = ("mIoU",)
     has_ids = True
     classes: np.ndarray
     probability: np.ndarray | None = None

@@ -187,6 +187,7 @@ def test_other_kinds(kind: str, content: Any, pipeline: str, first: tuple[str, f
         ("{", "not JSON, or a truncated one"),
         ("[]", "no PQ: not the scores of a network of kind panoptic"),
         ({"PQ": None}, "no PQ: not the scores"),
+        ({"mIoU": 0.5}, "has mIoU, no PQ: not the scores"),
         ({"PQ": 0.5, "per_class": {"car": {}}}, "scores of 1 classes, the model has 3"),
     ],
 )
@@ -196,6 +197,16 @@ def test_wrong_scores(run: Path, tmp_path: Path, content: Any, expected: str) ->
         push(run, folder=tmp_path / "out", scores=path)
     assert str(error.value).startswith(f"{path}: {expected}")
     assert [*(tmp_path / "out").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "found"),
+    [("instance_seg", {"box": {"AP": 0.3}}, "box.AP"), ("semantic", {"PQ": 0.5, "mIoU": 0.6}, "PQ")],
+)
+def test_scores_of_another_kind(tmp_path: Path, kind: str, content: Any, found: str) -> None:
+    model, path = write_run(tmp_path / "run", kind), write_scores(tmp_path / "s.json", content)
+    with pytest.raises(InputError, match=rf"has {found}, no [\w.]+: not the scores of a network of kind {kind}"):
+        push(model, folder=tmp_path / "out", scores=path)
 
 
 def test_a_dry_run_overwrites_an_earlier_one_only(run: Path, tmp_path: Path) -> None:
