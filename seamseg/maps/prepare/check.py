@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seamseg.maps.folder import DatasetFolder, void_warning
+from seamseg.maps.folder import IMAGE_EXTENSIONS, DatasetFolder, void_warning
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image, open_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.account import SplitAccount, read_accounts
 from seamseg.maps.prepare.writer import no_progress
 from seamseg.utils.errors import InputError, counted
-from seamseg.utils.files import listed_names, read_bytes
+from seamseg.utils.files import PARTIAL, is_hidden, listed_names, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback
@@ -126,6 +126,30 @@ def _errors_of_coco(content: dict[str, Any], m: Metadata, ids: set[str]) -> list
     return found
 
 
+def check_unknown_files(folder: DatasetFolder) -> list[Problem]:
+    """Return a warning for a folder with files of no image, also those that a killed conversion left."""
+    known, problems = {image.id for image in folder.metadata.images}, []
+    for name, extensions in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
+        base, unknown = folder.root / name, []
+        for path in sorted(base.rglob("*")) if base.is_dir() else []:
+            below = path.relative_to(base)
+            leftover = path.name.endswith(PARTIAL)
+            hidden = any(map(is_hidden, below.parts)) and not leftover
+            if not hidden and not path.is_dir() and (leftover or _stem(below.as_posix(), extensions) not in known):
+                unknown.append(below)
+        if unknown:
+            text = f"{counted(len(unknown), 'file')} of no image of metadata.bin, the first is {unknown[0]}"
+            problems.append(warning(base, text))
+    return problems
+
+
+def _stem(name: str, extensions: tuple[str, ...]) -> str:
+    base, _, number = name.rpartition(".")
+    if number.isdecimal():  # a further layer of a mask
+        name = base
+    return next((name[: -len(e)] for e in extensions if name.lower().endswith(e)), name)
+
+
 @dataclass(frozen=True)
 class ImageCheck:
     """The problems and statistics of one image: pixels by class (255 void), segments and crowds by class.
@@ -208,6 +232,7 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     problems += check_coco_files(folder, listed)
     if (folder.root / ".prepare").exists():
         problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
+    problems += check_unknown_files(folder)
     problems += _duplicate_images(folder, checks, listed)
     problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)

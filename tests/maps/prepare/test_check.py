@@ -146,13 +146,19 @@ def test_classes(data):
     assert found(data, False) == ["metadata.bin: class 'sky' occurs in val, but not in train"]
 
 
-def test_photos_twice_and_an_interrupted_conversion(data):
+def test_files_of_others_and_photos_twice(data):
     (data / "img" / "im3.png").write_bytes((data / "img" / "im1.png").read_bytes())
     # within a split it may be intended
     (data / "img" / "im2.png").write_bytes((data / "img" / "im1.png").read_bytes())
     assert found(data, False) == ["img: 'im1' (train) and 'im3' (val) are the same image"]
+    for name in ("img/other.jpg", "msk/.x.png.7.partial", "msk/x.png", "msk/im1.png.1", "img/.hidden"):
+        (data / name).touch()
     (data / ".prepare").mkdir()
-    assert found(data, False)[0] == ".prepare: a conversion was interrupted; run it again"
+    assert found(data, False)[:3] == [
+        ".prepare: a conversion was interrupted; run it again",
+        "img: 1 file of no image of metadata.bin, the first is other.jpg",
+        "msk: 2 files of no image of metadata.bin, the first is .x.png.7.partial",
+    ]
 
 
 def test_detection_files(data):
