@@ -145,7 +145,8 @@ def load_checkpoint(
     Return the network, and the names of its classes; none if the file does not state them, as files of the original.
     Errors as :func:`read_checkpoint`; InputError also if it does not fit the network.
     """
-    snapshot, name = read_checkpoint(path, config), str(weights_at(path))
+    name = str(weights_at(path))
+    snapshot = read_checkpoint(name, config)
 
     def build() -> Classifier:
         net = Classifier(build_classifier(config), channels_last)
