@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from PIL import Image
 from support.interruptions import spoiled_image
 from support.micro import train
 
@@ -63,6 +64,8 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
         "val/PQ", "val_PQ/car", "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
     } <= set(tags["scalars"])  # fmt: skip
     assert {"train/targets", "val/0_target_prediction"} <= set(tags["images"])
+    with Image.open(micro_run / "validation" / "0_target_prediction.jpg") as image:
+        assert image.size == (2 * 96, 64)
     rates = events.Scalars("lr/other")
     assert [e.step for e in rates] == [1, 2, 3, 4]
     assert [e.value for e in rates] == pytest.approx([0.005 * 0.6665, 0.005, 0.005 * 0.25**0.9, 0.0])
@@ -70,6 +73,8 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
     for event in events.Scalars("train/grad_norm"):
         assert event.value == pytest.approx(written[event.step]["grad_norm"])
     log = (micro_run / "training.log").read_text()
+    cars = [m["per_class"]["car"] for m in read_metrics(micro_run) if m["kind"] == "validation"]
+    assert log.count("no detection is above [general] score_threshold yet") == sum(not c["TP"] + c["FP"] for c in cars)
     assert re.search(r"loss \d+\.\d{4}  grad \S+  \d+\.\d\d s/step \(data .*\)  \S+ images/s  \S+ GiB  0:0", log)
 
 

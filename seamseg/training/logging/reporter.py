@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 
-from seamseg.maps.evaluation.scores import Scores
+from seamseg.maps.evaluation.scores import PanopticScores, Scores
 from seamseg.maps.metrics_file import MetricsFile
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
@@ -23,6 +24,7 @@ from seamseg.training.prefetch import TrainingBatch
 from seamseg.training.result import numbers
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
 from seamseg.utils.errors import counted, one_line
+from seamseg.utils.files import replacing
 from seamseg.utils.progress import LINE_SECONDS
 
 HISTOGRAM_INTERVAL = 10
@@ -181,6 +183,11 @@ class Reporter:
         self._validations.append(seconds)
         line = f"{scores.line()} ({counted(scores.n_images, 'image')}, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
+        if isinstance(scores, PanopticScores) and not any(c.TP + c.FP for c in scores.per_class if c.info.isthing):
+            self.log.info(
+                "no detection is above [general] score_threshold yet: usual in the first epochs; if it stays so, look "
+                "at the losses, and at the sample images of the validation"
+            )
         self.callbacks.report("scalars", step, scores.scalars())
         content = scores.to_json()
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})
@@ -191,10 +198,12 @@ class Reporter:
         return SampleCollector() if self._images is not None and self.callbacks.draws else None
 
     def samples(self, net: nn.Module, collector: SampleCollector, step: int) -> None:
-        """Draw the validation images that a collector has kept."""
+        """Draw the validation images that a collector has kept, for callbacks and as `validation/*.jpg`."""
         assert self._images is not None
         for tag, image in self._images.validation(net, collector):
             self.callbacks.report("image", step, tag, image)
+            with replacing(self.callbacks.run.folder / "validation" / f"{tag.removeprefix('val/')}.jpg") as temporary:
+                Image.fromarray(image).save(temporary, "JPEG", quality=90)
 
     def histograms(self, net: nn.Module, step: int) -> None:
         """Report the distributions of `options.histograms`, every few steps."""
