@@ -92,7 +92,7 @@ def convert(
     module : any network; not changed
     relu : activation in the place of every ReLU of the network, "leaky_relu:0.01" or "elu:1.0", which changes its
         function (in-place ABN needs an invertible activation); None refuses norms that a ReLU follows. Calls of
-        `relu` in a `forward` that `torch.fx` cannot trace stay
+        `relu` in a `forward` that cannot be rewritten stay
     small_scales : scales below `eps`, which in-place ABN cannot represent: "refuse", or "clamp" raises them to `eps`
     otherwise : "refuse" raises an error if a norm cannot be converted; "keep" leaves it as it is, with one warning
     sync : also convert layers other than `SyncBatchNorm` to :class:`InPlaceABNSync`
@@ -213,13 +213,13 @@ class _Conversion:
         return following
 
     def _following(self, name: str) -> _Following:
-        if not self._calls.get(name):
-            reason = self._forwards.untraced_around(name) or "no forward uses it"
-            raise _Refused(f"torch.fx finds no call of the layer: {reason}")
         if (runs := self._forwards.runs(name)) > 1:
             raise _Refused(f"the layer is called {runs} times")
-        (node,) = self._calls[name]
-        readers = list(self._forwards.readers(node))
+        node = next(iter(self._calls.get(name, ())), None)
+        reason = self._forwards.fixed_around(name) if node is None else self._forwards.fixed.get(node.meta["owner"])
+        if node is None or reason is not None:
+            raise _Refused(f"torch.fx finds no call of the layer: {reason or 'no forward uses it'}")
+        readers = list(self._forwards.readers(node, always=True))
         activation = _activation_of(readers[0], self._modules) if len(readers) == 1 else None
         if activation is None:
             return self._with_sum(node) or _Following(overwriting=self._overwriting(node, bare=True))
@@ -250,7 +250,8 @@ class _Conversion:
         user = overwriting[0]
         if len(overwriting) == 1 and list(self._forwards.readers(node)) == [user]:
             once = user.op == "call_module" and len(self._calls[user.meta["module"]]) == 1
-            if once or (user.target in IN_PLACE_OPERATORS and not bare):
+            rewritable = user.target in IN_PLACE_OPERATORS and user.meta["owner"] not in self._forwards.fixed
+            if once or (rewritable and not bare):
                 return user
         if bare:
             raise _Kept
@@ -392,9 +393,14 @@ def _replace_relu(network: Network, name: str, parameter: float) -> None:
             made = kind(parameter, module.inplace)
             made.training = module.training
             network.replace(place, made)
-    forwards = Forwards(network)
+    forwards, stay = Forwards(network), []
     for node in list(forwards.nodes()):
         if node.op in ("call_function", "call_method") and name_of(node) in ("relu", "relu_"):
+            if (reason := forwards.fixed.get(node.meta["owner"])) is not None:
+                stay.append(reason)
+                continue
             in_place = name_of(node) == "relu_" or bool(argument(node, "inplace", 1, False))
             forwards.call(node, getattr(functional, name), parameter, in_place)
     forwards.apply()
+    if stay:
+        warn(f"convert: calls of relu stay, which cannot be replaced: {'; '.join(dict.fromkeys(stay))}", stacklevel=3)

@@ -52,43 +52,55 @@ class Forwards:
 
     modules : by name
     calls : calls of a module by its name; their `meta` has the names of the called `module` and of the `owner`
-    untraced : reason by name of the module whose calls are unknown
+    fixed : reason by name of the module whose forward must not be rewritten; its graph shows who reads what, if there
+        is one
     """
 
     def __init__(self, network: Network) -> None:
         self.modules = dict(network.slots())
         self.calls: dict[str, list[fx.Node]] = defaultdict(list)
-        self.untraced: dict[str, str] = {}
+        self.fixed: dict[str, str] = {}
         self._network = network
         self._graphs: dict[str, fx.Graph] = {}
         self._changed: set[str] = set()
         self._registered = Counter(id(module) for module in self.modules.values())
         for name, module in self.modules.items():
-            # a module that nothing calls may still be called by a forward around it that cannot be traced
-            used = name == "" or name in self.calls or self.untraced_around(name) is not None
+            # a module that nothing calls may still be called by a forward around it whose calls are not all known
+            used = name == "" or name in self.calls or self.fixed_around(name) is not None
             if used and not fx.Tracer().is_leaf_module(module, name) and not isinstance(module, ABN):
                 self._trace(name, module)
 
     def _trace(self, name: str, module: nn.Module) -> None:
         try:
-            if self._registered[id(module)] > 1:
-                raise ValueError("is registered under two names")
-            graph = self._graphs[name] = _traced(module)
+            graphs = _traced(module)
         except Exception as error:
-            reason = " ".join(str(error).split())[:120] or type(error).__name__
-            self.untraced[name] = f"the forward of {name or 'the network'} ({type(module).__name__}) {reason}"
-            return
-        for node in graph.nodes:
-            node.meta["owner"] = name
-            node.meta["module"] = f"{name}.{node.target}".lstrip(".") if node.op == "call_module" else None
-            if node.op == "call_module":
-                self.calls[node.meta["module"]].append(node)
+            problem: str | None = " ".join(str(error).split())[:120] or type(error).__name__
+        else:
+            twice = "is registered under two names" if self._registered[id(module)] > 1 else None
+            problem = twice or _obstacle(module) or ("depends on the training mode" if len(graphs) > 1 else None)
+            self._graphs[name] = graphs[0]
+            self._add_calls(name, graphs)
+        if problem is not None:
+            self.fixed[name] = f"the forward of {name or 'the network'} ({type(module).__name__}) {problem}"
 
-    def untraced_around(self, name: str) -> str | None:
-        """Return the reason of the innermost module around another whose calls are unknown; None without one."""
+    def _add_calls(self, owner: str, graphs: list[fx.Graph]) -> None:
+        """Add the calls in the graph of a `forward`, and further ones in its other mode."""
+        found: Counter[str] = Counter()
+        for graph in graphs:
+            left, found = found, Counter()
+            for node in graph.nodes:
+                called = f"{owner}.{node.target}".lstrip(".") if node.op == "call_module" else None
+                node.meta["owner"], node.meta["module"] = owner, called
+                if called is not None:
+                    found[called] += 1
+                    if found[called] > left[called]:
+                        self.calls[called].append(node)
+
+    def fixed_around(self, name: str) -> str | None:
+        """Return the reason of the innermost module around another that must not be rewritten; None without one."""
         outer = name.split(".")[:-1]
         names = (".".join(outer[:length]) for length in range(len(outer), -1, -1))
-        return next((self.untraced[name] for name in names if name in self.untraced), None)
+        return next((self.fixed[name] for name in names if name in self.fixed), None)
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield the nodes of all graphs."""
@@ -100,21 +112,29 @@ class Forwards:
         calls = self.calls.get(name)
         return sum(self.runs(call.meta["owner"]) for call in calls) if calls else 1
 
-    def readers(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """Return the calls that read a result, and by which node, beyond `nn.Identity` and modules with one call."""
+    def readers(self, node: fx.Node, always: bool = False) -> dict[fx.Node, fx.Node]:
+        """Return the calls that read a result, and by which node, beyond `nn.Identity` and modules with one call.
+
+        With `always`, not beyond a forward in :attr:`fixed`, whose other calls may read something else.
+        """
         found: dict[fx.Node, fx.Node] = {}
         for user in node.users:
             name = user.meta["module"]
             if user.op == "output":
                 calls = self.calls.get(user.meta["owner"], [])
-                found |= self.readers(calls[0]) if len(calls) == 1 and user.args[0] is node else {user: node}
+                known = len(calls) == 1 and not (always and calls[0].meta["owner"] in self.fixed)
+                found |= self.readers(calls[0], always) if known and user.args[0] is node else {user: node}
             elif name is not None and type(self.modules[name]) is nn.Identity:
-                found |= self.readers(user)
-            elif name in self._graphs and len(self.calls[name]) == 1 and user.args == (node,) and not user.kwargs:
-                found |= self.readers(next(iter(self._graphs[name].nodes)))
+                found |= self.readers(user, always)
+            elif self._is_entered(user, node) and not (always and name in self.fixed):
+                found |= self.readers(next(iter(self._graphs[user.meta["module"]].nodes)), always)
             else:
                 found[user] = node
         return found
+
+    def _is_entered(self, user: fx.Node, node: fx.Node) -> bool:
+        name = user.meta["module"]
+        return name in self._graphs and len(self.calls[name]) == 1 and user.args == (node,) and not user.kwargs
 
     def overwriting(self, node: fx.Node) -> list[fx.Node]:
         """Return the calls that overwrite the result of a call, or a view of it."""
@@ -166,20 +186,23 @@ class Forwards:
             self._network.replace(name, _with_graph(owner, self._graphs[name]))
 
 
-def _traced(module: nn.Module) -> fx.Graph:
-    """Return the graph of a `forward` that may be rewritten; the error otherwise says why not."""
-    if has_hooks(module):
-        raise ValueError("has hooks")
-    for parameter in inspect.signature(module.forward).parameters.values():
-        if parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR"):
-            raise ValueError(f"has the optional argument {parameter.name!r}")
+def _traced(module: nn.Module) -> list[fx.Graph]:
+    """Return the graph of a `forward` in training mode, and in evaluation mode if it is another one; or an error."""
     graphs = []
-    for training in (False, True):
+    for training in (True, False):
         with _mode(module, training):
             graphs.append(_Tracer().trace(module))
-    if str(graphs[0]) != str(graphs[1]):
-        raise ValueError("depends on the training mode")
-    return graphs[1]
+    return graphs[: 1 if str(graphs[0]) == str(graphs[1]) else 2]
+
+
+def _obstacle(module: nn.Module) -> str | None:
+    """Return why a `forward` with a graph must not be rewritten; None if it may."""
+    if has_hooks(module):
+        return "has hooks"
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR"):
+            return f"has the optional argument {parameter.name!r}"
+    return None
 
 
 class _Proxy(fx.Proxy):

@@ -306,6 +306,50 @@ def test_optional_arguments():
     refused(Optional(""), "the forward of the network (Optional) has the optional argument 'mask'")
 
 
+class Outer(nn.Module):
+    """A forward that may not be rewritten, around modules that may."""
+
+    def __init__(self, forward, *layers):
+        super().__init__()
+        self.body, self.last, self.calls = pair(None, *layers), nn.Conv2d(4, 4, 1), forward
+
+    def forward(self, x, mask=None):
+        return self.calls(self, x)
+
+
+def test_a_forward_that_is_not_rewritten_is_read():
+    again = "body.1: the layer is called 2 times"
+    refused(Outer(lambda net, x: net.body(x) + net.body[1](x)), again)
+    refused(Outer(lambda net, x: net.body(x) + net.body(net.last(x))), again)
+    refused(Outer(lambda net, x: net.body(x) if net.training else net.body(x) + net.body[1](x)), again)
+    refused(Outer(lambda net, x: operator.iadd(net.body(x), x)), "body.1: its output is changed in place afterwards")
+    flipped = Outer(lambda net, x: net.body(x) + net.body[0](x))
+    with torch.no_grad():
+        flipped.body[1].weight[0] = -0.7
+    refused(flipped, "body.1: 1 of its scales are negative")
+    x = torch.randn(2, 4, 5, 5)
+    bare = Outer(lambda net, x: functional.relu_(net.body(x)), nn.Identity())
+    assert not kinds(convert(bare, example=x))
+    by_mode = Outer(lambda net, x: functional.dropout(net.last(net.body(x)), 0.0, net.training))
+    assert len(kinds(convert(by_mode, example=x))) == 1
+
+
+def test_a_hook_between_norm_and_activation():
+    network = nn.Sequential(pair(None, nn.Identity()), nn.Sequential(nn.LeakyReLU(inplace=True)))
+    network[1].register_forward_hook(lambda *_: None)
+    made = convert(network, example=torch.randn(2, 4, 5, 5))
+    assert made[0][1].activation == "identity"
+    assert not made[1][0].inplace
+
+
+def test_calls_of_relu_that_stay():
+    network = Outer(lambda net, x: functional.relu(net.last(net.body(x))), nn.ReLU())
+    with pytest.warns(UserWarning, match=r"calls of relu stay.*the network \(Outer\) has the optional argument 'mask'"):
+        made = convert(network, relu="leaky_relu:0.1")
+    assert type(made) is Outer
+    assert made.body[1].activation == "leaky_relu"
+
+
 @pytest.mark.parametrize(
     ("forward", "activation"),
     [
@@ -317,7 +361,7 @@ def test_optional_arguments():
     ],
 )
 def test_what_follows_a_module_that_ends_with_a_norm(forward, activation):
-    class Outer(nn.Module):
+    class Around(nn.Module):
         def __init__(self):
             super().__init__()
             self.body, self.act = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)), nn.LeakyReLU()
@@ -325,7 +369,7 @@ def test_what_follows_a_module_that_ends_with_a_norm(forward, activation):
         def forward(self, x):
             return forward(self, x)
 
-    made = convert(randomize(Outer()), example=torch.randn(2, 4, 3, 3))
+    made = convert(randomize(Around()), example=torch.randn(2, 4, 3, 3))
     assert getattr(made.body[1], "activation", None) == activation
 
 
@@ -338,7 +382,12 @@ def test_a_module_with_two_names_is_not_rewritten():
         def forward(self, x):
             return self.first(x) + self.second(x)
 
-    with pytest.warns(UserWarning, match="first.bn, second.bn: the layer is registered under two names"):
+    with (
+        pytest.warns(
+            UserWarning, match=r"calls of relu stay.*: the forward of first \(Twice\) is registered under two"
+        ),
+        pytest.warns(UserWarning, match="first.bn, second.bn: the layer is registered under two names"),
+    ):
         made = convert(Shared(), relu="elu:1.0", otherwise="keep", example=torch.randn(2, 4, 3, 3))
     assert type(made.first) is Twice
     assert made.first is made.second
