@@ -124,6 +124,10 @@ def test_a_step_of_an_optimizer_of_a_user():
     wrong.grad = torch.ones(3)
     with pytest.raises(SeamsegError, match=r"^optimizer Plain, .*test_update.py line \d+: RuntimeError"):
         step_unless(Plain([wrong]), torch.tensor(False))
+    fused = Plain([wrong])
+    fused.param_groups[0]["fused"] = True
+    with pytest.raises(SeamsegError, match=r"^optimizer Plain, "):
+        step_unless(fused, torch.tensor(False))
     of_torch = torch.optim.SGD([wrong], lr=1.0)
     of_torch.step = Mock(side_effect=ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):

@@ -159,18 +159,18 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
     `skipped` is a bool scalar on the device of the parameters, which the host reads only for optimizers that are not
     fused.
     """
-    if all(group.get("fused") for group in optimizer.param_groups):
-        # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
-        optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.found_inf  # type: ignore[attr-defined]
-    elif not bool(skipped):
-        kind = type(optimizer)
-        of_torch = kind.__module__.startswith("torch.")
-        # an error in the code of a custom optimizer names it
-        with nullcontext() if of_torch else named_errors(f"optimizer {kind.__name__}", kind.__module__):
+    kind = type(optimizer)
+    of_torch = kind.__module__.startswith("torch.")
+    # an error in the code of a custom optimizer names it
+    with nullcontext() if of_torch else named_errors(f"optimizer {kind.__name__}", kind.__module__):
+        if all(group.get("fused") for group in optimizer.param_groups):
+            # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
+            optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        elif not bool(skipped):
             optimizer.step()
 
 
