@@ -6,12 +6,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_packages
+from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_module
 from seamseg.utils.files import join_inside
 from seamseg.utils.progress import is_quiet
 from seamseg.version import __version__
@@ -96,10 +95,9 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 @contextmanager
 def quiet_hub(uri: str) -> Iterator[Any]:
     """Yield the module huggingface_hub; its errors become one line, and its progress shows on a terminal only."""
-    require_packages("huggingface_hub", what=uri)
-    hub: Any = import_module("huggingface_hub")
+    hub = require_module("huggingface_hub", uri)
     for part in ("constants", "errors", "utils"):
-        import_module(f"huggingface_hub.{part}")
+        require_module(f"huggingface_hub.{part}", uri)
     silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
     verbosity = hub.utils.logging.get_verbosity()
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seamseg.utils.errors import InputError, one_line, require_packages
+from seamseg.utils.errors import InputError, one_line, require_module
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes, open_file
 
@@ -19,9 +19,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, on the CPU; they are mapped into memory. Errors call the file `name`."""
-    require_packages("safetensors", what=name)
-    from safetensors.torch import load_file
-
+    load_file = require_module("safetensors.torch", name).load_file
     try:
         with open_file(path) as file:
             start = file.read(8)
@@ -47,9 +45,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
 
 def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mapping[str, Tensor]) -> None:
     """Write tensors by name, or state dicts by part, whose tensors get names `PART.KEY`, as a safetensors file."""
-    require_packages("safetensors", what=str(path))
-    from safetensors.torch import save_file
-
+    save_file = require_module("safetensors.torch", str(path)).save_file
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}.{k}": v for k, v in value.items()}

@@ -11,6 +11,7 @@ import errno
 import importlib.util
 import re
 from collections.abc import Iterable
+from typing import Any
 
 _UNPRINTABLE = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -166,6 +167,17 @@ def require_packages(*packages: str, what: str = "", extra: str | None = None) -
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise missing_packages(missing, what, extra)
+
+
+def require_module(name: str, what: str) -> Any:
+    """Import a module of a package; InputError, as of :func:`require_packages`, also if it cannot be loaded."""
+    package = name.partition(".")[0]
+    require_packages(package, what=what)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        how = f"pip install -U 'seamseg[{EXTRAS[package]}]'"
+        raise InputError(f"{what}: {package} is installed, but cannot be loaded ({error}); {how}") from None
 
 
 def missing_packages(packages: Iterable[str], what: str = "", extra: str | None = None) -> InputError:

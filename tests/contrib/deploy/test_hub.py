@@ -173,6 +173,14 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(URI).endswith("pip install 'seamseg[hub]'")
 
 
+def test_a_package_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "huggingface_hub.py").write_text("raise ImportError('no httpx')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert refusal(URI).startswith("huggingface_hub is installed, but cannot be loaded (no httpx); pip install -U ")
+
+
 def test_the_name_of_a_repository_is_no_path() -> None:
     """As users know it from transformers."""
     for name in ("https://huggingface.co/a/b", "hf:a/b", "a/b"):
