@@ -68,10 +68,9 @@ def accelerated(
 class CompiledDense:
     """:meth:`seamseg.models.network.Network.dense`, compiled once for all heights and widths.
 
-    The compiler runs at the first call, and again for another
-    number of images and, with torch 2.11, for maps of an odd instead of an even height; each time a line is printed to
-    stderr. For inference only: on a CPU the weights of `net` become constants. SeamsegError if the compiler does not
-    work here.
+    The compiler runs at the first call, and again for another number of images and, with torch 2.11, for maps of an odd
+    instead of an even height; each time a line is printed to stderr. For inference only: on a CPU the weights of `net`
+    become constants. SeamsegError if the compiler does not work here.
     """
 
     def __init__(self, net: Network, device: torch.device, backend: str = "inductor") -> None:

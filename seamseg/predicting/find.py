@@ -47,6 +47,8 @@ def find_sources(
     if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be read.
     """
     given = [inputs] if isinstance(inputs, (str, Path)) else inputs
+    if not given:
+        raise InputError("`inputs` is empty: name images, videos, folders or lists")
     found = [_expand(str(one), out) for one in given]
     addresses, relative = found[0] if len(found) == 1 else _in_common([one for some, _ in found for one in some])
     problems = [_name_problem(path, address) for address, path in zip(addresses, relative)]

@@ -104,6 +104,11 @@ def test_missing_inputs(tmp_path, inputs, message):
         find_sources(inputs.format(tmp_path) if isinstance(inputs, str) else inputs)
 
 
+def test_no_inputs():
+    with pytest.raises(InputError, match="`inputs` is empty: name images, videos"):
+        find_sources([])
+
+
 def test_photos_are_not_overwritten(tree):
     sources = find_sources(tree)
     elsewhere, above = (
