@@ -63,7 +63,7 @@ _PUBLIC = {
 
 _CUSTOM = {
     "panoptic": (texts.PANOPTIC, "PHOTOS JSON MASKS", None),
-    "folders": (texts.FOLDERS, "PHOTOS LABELS [INSTANCES]", "class list, INI or JSON"),
+    "folders": (texts.FOLDERS, "PHOTOS LABELS [INSTANCES]", "class list: INI, JSON, .txt or YOLO's data.yaml"),
     "instances": (
         texts.INSTANCES,
         "PHOTOS JSON [LABELS]",

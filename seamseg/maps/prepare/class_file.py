@@ -1,4 +1,4 @@
-"""Class lists of custom data sets, as INI or JSON."""
+"""Class lists of custom data sets: INI, JSON, a text file of names, or `data.yaml` of YOLO."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.visualize.palette import class_colors
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, describe_error
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
 
 _UNPAINTED = (0, 0, 0)
-BACKGROUND = "background"
+BACKGROUND, IGNORED = "background", "__ignore__"
 _BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignored")
 
 
@@ -55,6 +55,9 @@ def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
     `[void]` has `ids`, the void values, and `names`, labels that are void, separated by commas. JSON is a list of
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
     such a list as `categories` and optionally a list of the void values and labels as `void`.
+
+    `*.txt` has a name a line, and `*.yaml` a list or an object as `names`: all are things, with ids from 0. As for
+    labelme, `__ignore__` is void without an id, and `_background_` is stuff.
     """
     return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path), kinds)
 
@@ -64,6 +67,10 @@ def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList
     text = decode_text(data, source, "class list")
     if "\0" in text:
         raise InputError(f"{source}: not a class list: it is no text")
+    if source.lower().endswith((".txt", ".yaml", ".yml")):
+        names = dict(enumerate(_lines(text))) if source.lower().endswith(".txt") else _yolo_names(text, source)
+        entries = [{"id": k, "name": n, "isthing": bare_name(n) != BACKGROUND} for k, n in names.items()]
+        return build_class_list(coco_categories(entries, source), [IGNORED], source)
     is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None
     entries, void = _from_json(text, source, kinds) if is_json else _from_ini(text, source)
     return build_class_list(entries, void, source)
@@ -150,6 +157,26 @@ def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
     if not isinstance(categories, list):
         raise InputError(f"{source}: `categories` is not a list")
     return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
+
+
+def _lines(text: str) -> list[str]:
+    return [name for line in text.splitlines() if (name := line.strip()) not in ("", IGNORED)]
+
+
+def _yolo_names(text: str, path: str) -> dict[Any, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise InputError(f"{path}: needs PyYAML: pip install pyyaml") from None
+    try:
+        names = yaml.safe_load(text)["names"]
+        named = names if isinstance(names, dict) else dict(enumerate(list(names)))
+        # aliases can nest a short text without end
+        if not all(isinstance(name, str | int) for name in named.values()):
+            raise ValueError("`names` holds other things than names")
+        return named
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a data set of YOLO with `names`: {describe_error(error)}") from None
 
 
 def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int | str]]:

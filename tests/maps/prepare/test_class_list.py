@@ -48,6 +48,38 @@ def test_json(tmp_path, wrap):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels.txt", "__ignore__\n_background_\ncar\n\nperson \n"),
+        ("data.yaml", "train: images/train\nnc: 3\nnames: [_background_, car, person]\n"),
+        ("data.yml", "names:\n  0: _background_\n  1: car\n  2: person\n"),
+    ],
+)
+def test_lists_of_other_tools(tmp_path, name, text):
+    listed = read(tmp_path, text, name)
+    assert (listed.classes.categories, listed.classes.num_stuff) == (["_background_", "car", "person"], 1)
+    assert listed.class_of == {0: 0, 1: 1, 2: 2}
+    assert listed.class_named("__ignore__", "x") == 255
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("names: [a, a]", "two classes have the name 'a'"),
+        ("names: [", r"data\.yaml: not a data set of YOLO with `names`: ParserError"),
+        ("- 1", "not a data set of YOLO"),
+        ("train: x", "not a data set of YOLO"),
+        ("a: &a [x]\nnames: [*a, *a]", "`names` holds other things than names"),
+        ("names: !!python/object/apply:os.system [ls]", "ConstructorError"),
+        ("names: " + "[" * 5000, "not a data set of YOLO"),
+    ],
+)
+def test_invalid_lists_of_yolo(tmp_path, text, match):
+    with pytest.raises(InputError, match=match):
+        read(tmp_path, text, "data.yaml")
+
+
+@pytest.mark.parametrize(
     ("text", "match"),
     [
         ("", "no classes"),
