@@ -15,14 +15,14 @@ from unittest import mock
 from seamseg.cli.main import main
 from seamseg.ops import abn as abn_module
 from seamseg.training.logging import reporter
-from seamseg.validation.validator import Validator
+from seamseg.validation.validator import PanopticScorer
 from support.micro import narrow_body
 
 MOMENTS: dict[str, tuple[Any, str, int]] = {
     # in the middle of the second step's body, of its backward pass, of the first validation
     "forward": (abn_module, "_join", 70),
     "backward": (abn_module, "gradient_sums", 70),
-    "validation": (Validator, "_compare", 1),
+    "validation": (PanopticScorer, "add", 1),
     "report": (reporter, "mean_over_processes", 2),
 }
 
