@@ -125,7 +125,7 @@ def _content(module: nn.Module, path: str) -> tuple[Any, str]:
         name = getattr(getattr(module, "backbone", module), "name", "")
         if name not in ARCHITECTURES:
             raise InputError(f"torchvision: has weights for {', '.join(ARCHITECTURES)}, this part is not one of them")
-        return download(name), f"torchvision's {name}"
+        return download(name, "name a file of its weights instead, `pretrain=body:FILE`"), f"torchvision's {name}"
     file = str(weights_at(path))
     return load_tensors(file, file), file
 

@@ -132,12 +132,12 @@ def unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
     return content
 
 
-def download(net: str) -> Mapping[str, Tensor]:
+def download(net: str, advice: str = "give a file with `weights=FILE`") -> Mapping[str, Tensor]:
     """Return the first ImageNet weights of torchvision for a ResNet, from its cache or downloaded to it."""
     try:
         from torchvision import models
     except (ImportError, RuntimeError) as error:
-        raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with `weights=FILE`") from None
+        raise SeamsegError(f"torchvision cannot be imported ({error}); {advice}") from None
     try:
         # the first weights, which the original used; later ones are from another training recipe
         with redirect_stdout(sys.stderr):  # torchvision prints the address
@@ -145,4 +145,4 @@ def download(net: str) -> Mapping[str, Tensor]:
         return state
     except (OSError, RuntimeError) as error:
         reason = one_line(error)[:200]
-        raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with `weights=FILE`") from None
+        raise SeamsegError(f"torchvision cannot download {net} ({reason}); {advice}") from None

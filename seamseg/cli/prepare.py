@@ -357,9 +357,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> None:
             "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18"
         )
     elif own_data:
-        echo("next: seamseg convert-backbone resnet18 resnet18.pth")
-        words = f"{shlex.quote(str(args.out))} --log-dir runs/my --pre-train body:resnet18.pth"
-        echo(f"      seamseg train small_r18 {words}")
+        out = shlex.quote(str(args.out))
+        echo(f"next: seamseg train small_r18 {out} --log-dir runs/my --pre-train body:torchvision")
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -97,8 +98,9 @@ def _predict_video(options: PredictOptions, report: Callable[[Predictor[Any], Ru
     out = Path(options.out)
     if out.suffix.lower() not in WRITTEN:
         raise InputError(f"{out}: videos are written as {', '.join(WRITTEN)}; for images OUT is a folder")
-    if out.exists() and not options.restart:
-        raise InputError(f"{out}: exists already; choose another file, or overwrite it with `restart=True`")
+    if os.path.lexists(out):
+        # it may be a video of the user, forgotten OUT: `restart` does not overwrite it either
+        raise InputError(f"{out}: exists already; choose another file for the overlays, or remove it")
     if options.formats is not None:
         raise InputError(
             f"`formats={options.formats}`: a video has overlays, or what `hide` leaves; choose a folder as OUT"
@@ -111,7 +113,7 @@ def _predict_video(options: PredictOptions, report: Callable[[Predictor[Any], Ru
     if is_main_process():
         if not (frames := sorted((folder / sources[0].name).glob("frame_*.jpg"))):
             raise SeamsegError(f"{out}: not written, as no frame was predicted")
-        write_video(out, frames, sources[0].address)
+        write_video(out, frames[: options.limit], sources[0].address)
         shutil.rmtree(folder)
     return summary
 

@@ -187,7 +187,7 @@ def test_a_training_takes_the_file_as_it_is(tmp_path: Path, resnet18: dict[str, 
 
 
 def test_a_training_downloads_from_torchvision(resnet18: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "download", {"resnet18": resnet18}.__getitem__)
+    monkeypatch.setattr(pretrained, "download", lambda name, advice: {"resnet18": resnet18}[name])
     body = build_backbone("resnet18", InPlaceABN)
     net = nn.ModuleDict({"body": body})
     assert load_pretrained(net, "body:torchvision").skipped == []

@@ -187,7 +187,8 @@ def test_a_video_of_overlays(micro_run, drive, tmp_path, seamseg_main, capsys, m
     before = out.read_bytes()
     other = shutil.copy(drive, tmp_path / "other.mkv")
     for words, message in (
-        ((drive, out), "out.mp4: exists already; choose another file, or overwrite it with --restart"),
+        ((drive, out), "out.mp4: exists already; choose another file for the overlays, or remove it"),
+        ((drive, drive, "--restart"), "drive.mkv: exists already; choose another file for the overlays, or remove it"),
         ((drive, tmp_path / "b.mp4", "--format", "coco"), "--format coco: a video has overlays"),
         ((drive, tmp_path / "b.avi"), "b.avi: videos are written as .mp4, .mov, .mkv; for images OUT is a folder"),
         ((drive, other, tmp_path / "b.mp4"), "OUT is a video, so IN must be one video"),

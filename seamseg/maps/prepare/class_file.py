@@ -169,7 +169,10 @@ def _yolo_names(text: str, path: str) -> dict[Any, Any]:
     except ModuleNotFoundError:
         raise InputError(f"{path}: needs PyYAML: pip install pyyaml") from None
     try:
-        names = yaml.safe_load(text)["names"]
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict) or "names" not in content:
+            raise ValueError("it is missing")
+        names = content["names"]
         named = names if isinstance(names, dict) else dict(enumerate(list(names)))
         # aliases can nest a short text without end
         if not all(isinstance(name, str | int) for name in named.values()):

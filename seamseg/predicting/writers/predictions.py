@@ -227,7 +227,10 @@ class JsonWriter(OutputFormat[ImageResult]):
 
 @register("format", "csv")
 class CsvWriter(OutputFormat[ImageResult]):
-    """`counts.csv`: a row for each class of each image, with the number of its segments or objects and their area."""
+    """`counts.csv`: a row for each class of each image, with the number of its segments or objects and their area.
+
+    An image without any has a row without a class.
+    """
 
     kinds = ("panoptic", "instance_seg", "detection", "semantic")
     map_only = True
@@ -257,7 +260,7 @@ class CsvWriter(OutputFormat[ImageResult]):
             table = csv.writer(file)
             table.writerow(("image", "class", "count", "area"))
             for record in records():
-                for name, (count, area) in record["counts"].items():
+                for name, (count, area) in (record["counts"] or {"": (0, 0)}).items():
                     table.writerow((record["image"], name, count, area))
 
 

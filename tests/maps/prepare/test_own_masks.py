@@ -409,8 +409,8 @@ def test_images_held_out(raw, capsys):
         return code, capsys.readouterr()
 
     code, shown = held("out", "0.3")
-    words = f"{raw / 'out'} --log-dir runs/my --pre-train body:resnet18.pth"
-    assert (code, shown.out.splitlines()[-1].strip()) == (0, f"seamseg train small_r18 {words}")
+    words = f"{raw / 'out'} --log-dir runs/my --pre-train body:torchvision"
+    assert (code, shown.out.splitlines()[-1].strip()) == (0, f"next: seamseg train small_r18 {words}")
     lists = {name: (raw / "out" / "lst" / f"{name}.txt").read_text().split() for name in ("train", "val")}
     assert [len(lists[name]) for name in ("train", "val")] == [7, 3]
     assert sorted(lists["train"] + lists["val"]) == list("abcdefghij")
