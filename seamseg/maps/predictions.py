@@ -19,7 +19,7 @@ A = TypeVar("A", "Tensor", np.ndarray)
 RESERVED_NAMES = frozenset(
     (
         *("overlay", "coco", "raw", "cityscapes", "vistas", "cvat", "labelstudio", "labels", "ids", "probabilities"),
-        *("json", "png", "view", "prediction", "truth", "errors", "photo"),
+        *("json", "csv", "png", "view", "prediction", "truth", "errors", "photo"),
         *("image", "size", "boxes", "classes", "scores", "mask_logits", "count", "classmap"),
         *("sem_pred", "bbx_pred", "cls_pred", "obj_pred", "msk_pred", "facts", "id_map", "masks", "probability"),
     )

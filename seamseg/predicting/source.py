@@ -109,8 +109,7 @@ def write_video(path: Path, frames: Sequence[Path], like: str) -> None:
         # players assume these colours for large videos, and the others for small ones
         stream.codec_context.colorspace = stream.codec_context.color_primaries = stream.codec_context.color_trc = 1
         for file in progress(frames, desc=path.name):
-            with Image.open(file) as image:
-                pixels = np.asarray(image.convert("RGB"))
+            pixels = np.asarray(open_image(file).convert("RGB"))
             # H.264 needs even sides
             frame = av.VideoFrame.from_ndarray(pixels[: pixels.shape[0] // 2 * 2, : pixels.shape[1] // 2 * 2])
             if file == frames[0]:

@@ -188,7 +188,7 @@ def test_torch_warns_of_nothing_and_only_the_first_process_writes(folder):
         assert ("epoch 1/2" in said) == (rank == 0)
     names = " ".join(sorted(p.name.partition(".tfevents")[0] for p in (folder / "mixed").iterdir()))
     models = "model_best.pth.tar model_last.pth.tar"
-    assert names == f"config.ini events.out metadata.bin metrics.jsonl {models} snapshots training.log"
+    assert names == f"config.ini events.out metadata.bin metrics.jsonl {models} snapshots training.log validation"
     assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
 
 
