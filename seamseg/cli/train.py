@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from seamseg.training.result import TrainResult
 
 LIBRARIES = ("timm", "torchvision")
-"""Values of `[body] weights` that are no files."""
+"""Libraries that download weights, in the place of a file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,14 +83,15 @@ def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: 
         # what a resumed run started from is not needed
         named = [("`resume={}`", str(options.resume))] if options.resume != "auto" else []
     else:
-        named = [("[body] weights = {}", weights)] if weights and weights not in LIBRARIES else []
+        named = [("[body] weights = {}", weights)] if weights else []
         for given in options.pretrain:
             part, _, file = given.partition(":")
             if parts and part not in parts and Path(file).is_file() and not Path(given).exists():
                 raise InputError(f"`pretrain={given}`: {part!r} is not a part of the network: {', '.join(parts)}")
-            if given != "body:torchvision":
-                named.append(("`pretrain={}`", file if part in parts else given))
+            named.append(("`pretrain={}`", file if part in parts else given))
     for text, path in named:
+        if path in LIBRARIES:
+            continue
         if is_hub_uri(path):
             require_packages("huggingface_hub", what=path)
         elif not Path(path).exists():

@@ -109,6 +109,8 @@ def _predict_video(options: PredictOptions, report: Callable[[Predictor[Any], Ru
     sources = find_sources(options.inputs, folder, options.limit)
     if len(sources) != 1 or not isinstance(sources[0], Video):
         raise InputError(f"{out}: OUT is a video, so IN must be one video; for images OUT is a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not list(folder.glob("predictions.*")):
+        raise InputError(f"{folder}: is for the frames of {out.name}, but holds other files; choose another OUT")
     summary = predict_files(replace(options, out=folder), report)
     if is_main_process():
         if not (frames := sorted((folder / sources[0].name).glob("frame_*.jpg"))):

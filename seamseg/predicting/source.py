@@ -114,7 +114,8 @@ def write_video(path: Path, frames: Sequence[Path], like: str) -> None:
             frame = av.VideoFrame.from_ndarray(pixels[: pixels.shape[0] // 2 * 2, : pixels.shape[1] // 2 * 2])
             if file == frames[0]:
                 stream.height, stream.width = frame.height, frame.width
-            frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709")
+            # a video may change its size
+            frame = frame.reformat(stream.width, stream.height, "yuv420p", dst_colorspace="ITU709")
             frame.pts, frame.time_base = int(file.stem.rpartition("_")[2]), 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode())

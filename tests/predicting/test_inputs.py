@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from seamseg.inference.images import as_image
+from seamseg.predicting import source
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.source import Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage
@@ -287,3 +288,12 @@ def test_containers_and_their_titles(tmp_path, ending):
     write_video(av, path, codec)
     path.write_bytes(path.read_bytes().replace(b"TITLE", b"\xff\xe9\xe8\xff\xff"))
     assert sum(item.open().size == (64, 48) for item in Video(str(path), "other", path.name).items()) == 10
+
+
+def test_frames_of_another_size_are_scaled_to_the_first(tmp_path, video):
+    for number, size in enumerate([(64, 48), (32, 24)]):
+        Image.new("RGB", size, (200, 30, 30)).save(tmp_path / f"frame_{number:06}.jpg")
+    source.write_video(tmp_path / "out.mp4", sorted(tmp_path.glob("*.jpg")), str(video))
+    frames = [np.asarray(item.open()) for item in Video(str(tmp_path / "out.mp4"), "out", "out.mp4").items()]
+    assert [frame.shape for frame in frames] == [(48, 64, 3)] * 2
+    assert all(np.abs(frame - np.array([200.0, 30, 30])).max() < 12 for frame in frames)

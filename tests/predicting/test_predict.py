@@ -114,6 +114,7 @@ def test_json_and_csv(micro_run, micro, tmp_path, seamseg_main):
     assert predict(seamseg_main, micro_run, micro / "img", out, "--format", "coco,json,csv") == 0
     coco = json.loads((out / "panoptic.json").read_text())
     names = {c["id"]: c["name"] for c in coco["categories"]}
+    colors = {c["name"]: list(c["color"]) for c in coco["categories"]}
     rows = list(csv.DictReader((out / "counts.csv").open(newline="")))
     found = 0
     for image, annotation in zip(coco["images"], coco["annotations"], strict=True):
@@ -125,6 +126,7 @@ def test_json_and_csv(micro_run, micro, tmp_path, seamseg_main):
         ids = read_id_png(out / "panoptic" / annotation["file_name"])
         segments = {s["id"]: s for s in content["segments"]}
         assert [names[c["id"]] for c in content["classes"]] == [c["name"] for c in content["classes"]]
+        assert all(c["color"] == colors[c["name"]] for c in content["classes"])
         for stated in annotation["segments_info"]:
             segment = segments.pop(stated["id"])
             assert all(segment[key] == stated[key] for key in ("category_id", "bbox", "area"))
@@ -184,6 +186,13 @@ def test_a_video_of_overlays(micro_run, drive, tmp_path, seamseg_main, capsys, m
 
     with av.open(str(out)) as container:
         assert container.streams.video[0].average_rate == 10
+    # the folder is removed at the end: it must be that of the command
+    own = tmp_path / "c.mp4.frames" / "mine.jpg"
+    own.parent.mkdir()
+    own.touch()
+    assert predict(seamseg_main, micro_run, drive, tmp_path / "c.mp4") == 2
+    assert "is for the frames of c.mp4, but holds other files; choose another OUT" in capsys.readouterr().err
+    assert own.exists()
     before = out.read_bytes()
     other = shutil.copy(drive, tmp_path / "other.mkv")
     for words, message in (

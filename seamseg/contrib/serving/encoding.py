@@ -67,12 +67,7 @@ class ResultEncoder:
         return self._encoders[name](self._predictor.result(prediction, size), prediction, decode)
 
     def _json(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
-        entries = result.entries()
-        ids = {category: entry["category_id"] for category, entry in entries}
-        classes = [{"id": ids[category], **self._classes[category]} for category in sorted(ids)]
-        height, width = result.size
-        content = {"kind": self._predictor.kind, "width": width, "height": height}
-        return _json({**content, "segments": [entry for _, entry in entries], "classes": classes})
+        return _json({"kind": self._predictor.kind, **result.to_json()})
 
     def _png(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         return Content(result.id_png(), PNG)

@@ -15,11 +15,13 @@ from PIL import Image
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
-from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.evaluation.coco_ap import encode_crop
+from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.images import open_image, pixels_of
 from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import encode_thumbnail, figure_html
+from seamseg.maps.visualize.palette import distinct_colors
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_json
 from seamseg.utils.limits import check_sides
@@ -127,6 +129,28 @@ class ImageResult(ABC):
         Of overlapping objects the one of the highest score is on top, or without masks the smallest box.
         """
         return np.zeros(shape, np.int32)
+
+    def to_json(self, masks: bool = False) -> dict[str, Any]:
+        """Return `width`, `height`, the :meth:`entries` as `segments`, and `classes`: those that occur.
+
+        With `masks` each segment or object has `segmentation`, its mask as run lengths of COCO, if there are masks.
+        """
+        (height, width), entries = self.size, self.entries()
+        if masks and self.has_ids:
+            numbers = self.index_map(self.size)
+            for number, (_, entry) in enumerate(entries, 1):
+                x, y, w, h = entry["bbox"]
+                counts = encode_crop(numbers[y : y + h, x : x + w] == number, (y, x), self.size).decode("ascii")
+                entry["segmentation"] = {"size": [height, width], "counts": counts}
+        ids = {category: entry["category_id"] for category, entry in entries}
+        infos = class_infos(self.metadata)
+        # classifiers have no colours
+        colors = self.metadata.palette or distinct_colors(self.metadata.num_classes).tolist()
+        classes = [
+            {"id": ids[c], "name": infos[c].name, "isthing": infos[c].isthing, "color": list(colors[c])}
+            for c in sorted(ids)
+        ]
+        return {"width": width, "height": height, "segments": [entry for _, entry in entries], "classes": classes}
 
     def id_png(self) -> bytes:
         """Return the id image (R + 256 G + 65536 B) of a panoptic map, or class indices with a palette, as a PNG."""

@@ -117,6 +117,10 @@ class Scores(ABC):
         """Return the scores of each class, by the name of their mean."""
         return {}
 
+    def advice(self) -> str:
+        """Return a line for who sees these scores in a training; empty for none."""
+        return ""
+
     @abstractmethod
     def _selection(self) -> tuple[str, float]: ...
 
@@ -368,6 +372,15 @@ class PanopticScores(Scores):
         """Return PQ and IoU of each class, as `PQ` and `mIoU`, and the AP of the detections if computed."""
         values = {"PQ": [(c.info, c.PQ) for c in self.per_class], "mIoU": [(c.info, c.IoU) for c in self.per_class]}
         return values if self.instances is None else {**values, **self.instances.by_class()}
+
+    def advice(self) -> str:
+        """See :meth:`Scores.advice`: no thing at all was predicted."""
+        if any(c.TP + c.FP for c in self.per_class if c.info.isthing):
+            return ""
+        return (
+            "no detection is above [general] score_threshold yet: usual in the first epochs; if it stays so, look at "
+            "the losses, and at the sample images of the validation"
+        )
 
     def _selection(self) -> tuple[str, float]:
         return self.selector, getattr(self, self.selector)

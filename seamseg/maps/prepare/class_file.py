@@ -68,6 +68,8 @@ def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList
     if "\0" in text:
         raise InputError(f"{source}: not a class list: it is no text")
     if source.lower().endswith((".txt", ".yaml", ".yml")):
+        if kinds:
+            raise InputError(f"{source}: does not state which classes are things; use an INI file or JSON")
         names = dict(enumerate(_lines(text))) if source.lower().endswith(".txt") else _yolo_names(text, source)
         entries = [{"id": k, "name": n, "isthing": bare_name(n) != BACKGROUND} for k, n in names.items()]
         return build_class_list(coco_categories(entries, source), [IGNORED], source)

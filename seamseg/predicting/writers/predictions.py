@@ -18,12 +18,11 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
-from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.cityscapes.instance_files import mask_png
 from seamseg.maps.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter
 from seamseg.maps.formats.label_png import instance_map, label_map, write_grey_png
-from seamseg.maps.formats.metadata import Metadata, class_infos
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.formats.vistas import INSTANCES_PER_LABEL, image_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.pasting import paste_detections
@@ -207,21 +206,7 @@ class JsonWriter(OutputFormat[ImageResult]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Write the file."""
-        entries, infos = result.entries(), class_infos(self.metadata)
-        numbers = None if isinstance(result, Detections) else result.index_map(result.size)
-        for number, (_, entry) in enumerate(entries, 1):
-            if numbers is not None:
-                x, y, width, height = entry["bbox"]
-                crop = numbers[y : y + height, x : x + width] == number
-                counts = encode_crop(crop, (y, x), result.size).decode("ascii")
-                entry["segmentation"] = {"size": list(result.size), "counts": counts}
-        classes = {
-            category: {"id": entry["category_id"], "name": infos[category].name, "isthing": infos[category].isthing}
-            for category, entry in entries
-        }
-        height, width = result.size
-        content = {"image": source.relative, "width": width, "height": height}
-        content |= {"segments": [entry for _, entry in entries], "classes": [classes[c] for c in sorted(classes)]}
+        content = {"image": source.relative, **result.to_json(masks=True)}
         write_json(self.paths(source)[0], content)
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from seamseg.maps.evaluation.scores import PanopticScores, Scores
+from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.metrics_file import MetricsFile
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
@@ -183,11 +183,8 @@ class Reporter:
         self._validations.append(seconds)
         line = f"{scores.line()} ({counted(scores.n_images, 'image')}, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
-        if isinstance(scores, PanopticScores) and not any(c.TP + c.FP for c in scores.per_class if c.info.isthing):
-            self.log.info(
-                "no detection is above [general] score_threshold yet: usual in the first epochs; if it stays so, look "
-                "at the losses, and at the sample images of the validation"
-            )
+        if advice := scores.advice():
+            self.log.info(advice)
         self.callbacks.report("scalars", step, scores.scalars())
         content = scores.to_json()
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})

@@ -60,6 +60,8 @@ def test_lists_of_other_tools(tmp_path, name, text):
     assert (listed.classes.categories, listed.classes.num_stuff) == (["_background_", "car", "person"], 1)
     assert listed.class_of == {0: 0, 1: 1, 2: 2}
     assert listed.class_named("__ignore__", "x") == 255
+    with pytest.raises(InputError, match="does not state which classes are things; use an INI file or JSON"):
+        read_class_list(tmp_path / name, kinds=True)
 
 
 @pytest.mark.parametrize(
