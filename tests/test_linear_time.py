@@ -456,6 +456,11 @@ SLOW = {
         1 << 10,
         1 << 16,
     ),
+    "class list: data of YOLO": Case(
+        text(lambda n: b"train: [" + b"a, " * n + b"a]\nnames: [a]", lambda data: parse_class_list(data, "data.yaml")),
+        1 << 8,
+        1 << 14,
+    ),
     "masks of labelme": Case(labelme, 1 << 6, 1 << 14),
     "lines of YOLO": Case(yolo, 1 << 8, 1 << 20),
     "corners of a polygon": Case(polygons(lambda n: [star(n)]), 1 << 12, 1 << 22),
