@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import seamseg
+from seamseg.extensions import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("classify", "convert_model", "export", "push", "serve")
-"""Modules of `seamseg.cli` that belong to contrib."""
 TESTS = (
     *("config", "data", "predicting", "validation", "checkpoints", "inference", "inplace_abn", "components", "utils"),
     *("test_fusion.py", "test_structures.py", "test_merge_queries.py", "test_python.py", "test_kinds.py"),
@@ -40,7 +39,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", root)
     for name in COMMANDS:
-        (package / "cli" / f"{name}.py").unlink()
+        (package / "cli" / f"{name.replace('-', '_')}.py").unlink()
     (root / "sitecustomize.py").write_text(SITE)
     return root
 
@@ -58,6 +57,7 @@ def test_every_module_is_imported(core: Path) -> None:
     names = [name for name in names if not name.startswith(("seamseg.configs", "seamseg.examples"))]
     program = f"import importlib\nfor name in {names}: importlib.import_module(name)\nimport seamseg\n"
     program += "assert not {'classifier', 'export', 'serve'} & set(seamseg.__all__)\nfrom seamseg import *\n"
+    program += f"assert not {set(COMMANDS)} & set(seamseg.cli.main.COMMANDS)\n"
     done = run(core, "-c", program)
     assert done.returncode == 0, done.stderr
 

@@ -20,6 +20,7 @@ from functools import partial
 from seamseg.cli.main import add_action
 from seamseg.cli.model_options import add_options, add_set, add_set_and_device, options_of
 from seamseg.cli.train import check_start, run_trainer
+from seamseg.contrib.classification.config import KEYS as KEYS  # that `--set` may name
 from seamseg.contrib.classification.config import MAX_SIDE, load_classifier_config
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
+from seamseg import extensions
 from seamseg.utils import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line, printable
 from seamseg.utils.launcher import is_main_process, process_count
@@ -28,17 +29,13 @@ COMMANDS = {
     "prepare": "Convert a data set to the dataset folder format.",
     "train": "Train a network from an INI config.",
     "predict": "Predict segmentations or detections of images and videos.",
-    "serve": "Serve a trained model over HTTP.",
     "evaluate": "Compute PQ, mIoU, AP and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
-    "export": "Export a trained model to a file for other engines.",
-    "convert-model": "Write a trained model as safetensors, configuration and classes.",
-    "push": "Upload a trained model to the Hugging Face Hub.",
-    "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "new": "Write an example of a component under another name: a head, a loss, ...",
     "components": "List the parts that a configuration can choose, yours included.",
     "doctor": "Check the installation.",
+    **extensions.COMMANDS,
 }
 """Help line of each command; the module of the same name is imported only when the command is used."""
 
@@ -320,16 +317,15 @@ def _as_key(prog: str, given: str, words: Sequence[str]) -> str:
     if not equals:
         after = list(words)[list(words).index(given) + 1 :] if given in words else []
         value = next((word for word in after[:1] if not word.startswith("--")), "VALUE")
-    if prog.startswith("seamseg classify"):
-        from seamseg.contrib.classification.config import KEYS
-    else:
-        from seamseg.config.sections import KEYS
+    from seamseg.config import sections
+
+    keys = getattr(command_module(prog.split()[1]), "KEYS", sections.KEYS)
     wanted = name.lstrip("-").replace("-", "_").lower()
     # the name itself, or the first letters of its words: --lr for learning_rate
-    words_of = {key: key.rpartition(".")[2].split("_") for key in KEYS}
+    words_of = {key: key.rpartition(".")[2].split("_") for key in keys}
     letters = {key: "".join(word[:1] for word in parts) for key, parts in words_of.items() if len(parts) > 1}
     exact = [key for key, parts in words_of.items() if wanted in ("_".join(parts), letters.get(key))]
-    found = exact or [key for key in KEYS if key.endswith(f"_{wanted}")]
+    found = exact or [key for key in keys if key.endswith(f"_{wanted}")]
     if not name.startswith("--") or not 1 <= len(found) <= 3:
         return ""
     return f"; did you mean {' or '.join(f'--set {key}={value}' for key in found)}?"

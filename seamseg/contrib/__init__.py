@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seamseg.extensions import OPENERS, RECIPES
+from seamseg.extensions import COMMANDS, OPENERS, RECIPES
 
 if TYPE_CHECKING:
     from seamseg.inference.predictor import OpenedModel
@@ -30,5 +30,12 @@ def _open_foreign(model: Any, *arguments: Any) -> OpenedModel | None:
     return open_foreign(model, *arguments)
 
 
+COMMANDS |= {
+    "serve": "Serve a trained model over HTTP.",
+    "export": "Export a trained model to a file for other engines.",
+    "convert-model": "Write a trained model as safetensors, configuration and classes.",
+    "push": "Upload a trained model to the Hugging Face Hub.",
+    "classify": "Train and validate ImageNet classifiers.",
+}
 OPENERS += [_open_exported, _open_foreign]
 RECIPES.append("seamseg.contrib.recipes")
