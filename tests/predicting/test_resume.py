@@ -5,9 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -152,17 +149,3 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
     entry = first["records"][0]["annotation"]
     assert sum(first["segments"].values()) == len(entry["segments_info"]) > 0
     assert first["records"][1] is None
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_killed_and_resumed(tmp_path):
-    """A small version of tests/predicting/soak_predict.py, in two processes."""
-    root = Path(__file__).parents[2]
-    words = [sys.executable, root / "tests" / "predicting" / "soak_predict.py", "--images", 60, "--kills", 2]
-    words += ["--seed", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "every image once" in done.stdout
-    assert "kills: 2" in done.stdout
