@@ -16,7 +16,6 @@ import pytest
 from hypothesis import settings
 from support.browsers import browser  # noqa: F401
 from support.components import component_options, imported  # noqa: F401
-from support.dead_workers import pytest_terminal_summary, pytest_testnodedown  # noqa: F401
 from support.folders import make_folder  # noqa: F401
 from support.micro import micro, micro_config, micro_run, narrow, published_config, seamseg_main  # noqa: F401
 from support.networks import cityscapes, golden_net  # noqa: F401
