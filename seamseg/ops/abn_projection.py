@@ -163,8 +163,12 @@ class PointwiseConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x out_channels x h x w`."""
+        return self.convolve(input, self.weight)
+
+    def convolve(self, input: Tensor, kernel: Tensor) -> Tensor:
+        """Return what :meth:`forward` does with another kernel."""
         pixels, stride = strided_pixels(input, self.stride)
-        return functional.conv2d(pixels, self.weight, self.bias, stride)
+        return functional.conv2d(pixels, kernel, self.bias, stride)
 
 
 def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:

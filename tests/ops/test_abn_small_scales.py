@@ -17,6 +17,7 @@ from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn as abn_module
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.abn_kernel_gradient import scale_gradient
+from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.norm import InPlaceABN, NormSequential
 
 
@@ -233,6 +234,24 @@ def test_kernels_that_cannot_be_exchanged(layer):
         y = run(x)
         found.append(torch.autograd.grad(y.pow(2).sum(), [*layer.parameters(), *norm.parameters()]))
     assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(4, 6, 3, padding_mode="circular", padding=1), (2, 4, 9)),
+        (nn.Conv2d(4, 6, 3, stride=2, padding="valid", groups=2), (2, 4, 9, 9)),
+        (PointwiseConv(4, 6, 1, stride=2, bias=False), (2, 4, 9, 9)),
+        (nn.Conv3d(4, 6, 3, dilation=2), (2, 4, 9, 9, 9)),
+        (nn.Linear(4, 6), (5, 4)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, dilation=2), (2, 4, 9, 9)),
+    ],
+)
+def test_a_layer_computes_the_same_together_with_its_norm(layer, shape):
+    x = torch.randn(shape)
+    y, deferred = InPlaceABN(6).convolve(layer, x)
+    assert deferred is not None
+    assert torch.equal(y, layer(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
