@@ -39,7 +39,7 @@ TESTS = {
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
-    "seamseg/data/samplers.py": "tests/data/test_samplers.py tests/data/test_class_uniform_sampling.py",
+    "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
     "seamseg/models/heads/roi_targets.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
     "seamseg/models/heads/detections.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.cli_surface import surface
+from support.golden_files import DATA
 
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, build_parser, main
@@ -288,3 +291,19 @@ def test_flags_of_parameters_exist():
             chosen = SimpleNamespace(command=name, source=words[-1], action="train")
             shown |= {flag for flag, _ in frame._flags_of(parser, chosen).values()}
     assert shown >= set(frame.PARAMETER_FLAGS.values())
+
+
+# --- The command line stays as it is: people's scripts call it
+
+
+STORED = json.loads((DATA / "cli_surface.json").read_text())
+HOW = "if that is meant: .venv/bin/python tests/support/cli_surface.py > tests/golden/cli_surface.json"
+
+
+def test_the_commands() -> None:
+    assert {"seamseg", *COMMANDS} == set(STORED), HOW
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_arguments_of_a_command(name: str) -> None:
+    assert surface()[name] == STORED[name], HOW

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.test_batches import dataset
+from data.test_workers import dataset
 from seamseg.data.samplers import SampleIndex
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.exported import ExportedMetadata

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from data.test_batches import dataset
+from data.test_workers import dataset
 from seamseg.data.dataset import MAX_ATTEMPTS
 from seamseg.data.loader import LoaderOptions, UnreadableImages, set_epoch, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex

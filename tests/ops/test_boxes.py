@@ -1,10 +1,13 @@
 """Boxes and smooth L1: goldens, plain forms, failures."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.golden_files import golden
+from support.golden_files import golden, names
+from support.op_contract import with_threads
 from torch.testing import assert_close
 
 from seamseg.ops.boxes import (
@@ -15,8 +18,13 @@ from seamseg.ops.boxes import (
     crowd_overlap,
     decode_boxes,
     encode_boxes,
+    match_boxes,
     smooth_l1,
 )
+from seamseg.ops.nms import nms, nms_fixed
+from seamseg.ops.reference import boxes as plain
+from seamseg.ops.reference import nms as plain_nms
+from seamseg.ops.reference import widened
 
 
 def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
@@ -98,3 +106,198 @@ def test_wrong_arguments(call, message):
 def test_integer_boxes_are_refused():
     with pytest.raises(TypeError, match="boxes must be a floating point tensor, got int64 tensor of shape 2x4"):
         box_area(torch.zeros(2, 4, dtype=torch.long))
+
+
+# --- NMS
+
+
+def portable(name: str) -> bool:
+    """Not the order that an unstable sort happened to give ties."""
+    return not re.match(r"nms/ties/out_t", name)
+
+
+@pytest.mark.parametrize("name", [n for n in names("nms/") if re.search(r"out_.*t[\d.]+_n", n) and portable(n)])
+def test_golden(name):
+    case = name.split("/")[1]
+    threshold, n_max = re.search(r"_t([\d.]+)_n(-?\d+)", name).groups()
+    kept = nms(golden(f"nms/{case}/bbx"), golden(f"nms/{case}/scores"), float(threshold), int(n_max))
+    assert torch.equal(kept, golden(name))
+
+
+def test_empty_and_single():
+    assert torch.equal(nms(torch.zeros(0, 4), torch.zeros(0), 0.5), golden("nms/empty/out"))
+    assert torch.equal(nms(torch.rand(1, 4), torch.rand(1), 0.5), golden("nms/single/out"))
+    assert nms(torch.zeros(0, 4), torch.zeros(0), 0.5, groups=torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+def test_wrong_arguments_of_nms():
+    boxes = torch.rand(3, 4)
+    with pytest.raises(ValueError, match="nms: scores must have one entry for each of 3 boxes, got float32 tensor"):
+        nms(boxes, torch.rand(2), 0.5)
+    with pytest.raises(ValueError, match="nms: groups must be 3 integers"):
+        nms(boxes, torch.rand(3), 0.5, groups=torch.rand(3))
+    for count in (2, 4):
+        with pytest.raises(ValueError, match="nms: groups must be 3 integers"):
+            nms(boxes, torch.rand(3), 0.5, groups=torch.zeros(count, dtype=torch.long))
+    with pytest.raises(ValueError, match="boxes must be N x 4"):
+        nms(torch.rand(3, 5), torch.rand(3), 0.5)
+
+
+def test_without_a_limit_all_boxes_that_overlap_none_are_kept():
+    corners = torch.arange(4.0)[:, None] * 10
+    boxes = torch.cat([corners, corners, corners + 5, corners + 5], 1)
+    scores = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    assert nms(boxes, scores, 0.5).tolist() == [1, 3, 2, 0]
+    indices, count = nms_fixed(boxes, scores, 0.5)
+    assert indices.tolist() == [1, 3, 2, 0]
+    assert count == 4
+
+
+@pytest.mark.parametrize(("n_max", "grouped", "size"), [(-1, False, 7), (3, False, 3), (9, False, 7), (3, True, 7)])
+def test_a_traced_fixed_result_has_the_size_of_the_real_one(n_max, grouped, size):
+    groups = torch.zeros(7, dtype=torch.long) if grouped else None
+    assert nms_fixed(torch.rand(7, 4), torch.rand(7), 0.5, n_max, groups)[0].shape == (size,)
+    traced = torch.rand(7, 4, device="meta"), torch.rand(7, device="meta")
+    assert nms_fixed(*traced, 0.5, n_max, None if groups is None else groups.to("meta"))[0].shape == (size,)
+
+
+# --- Kernels against plain torch, the dispatcher's demands, gradients, tracing, nonsense
+
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
+THRESHOLDS = (-0.5, 0.0, 0.3, 0.5, 0.7, 1.0, float("nan"), float("inf"))
+SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -1e30, 1e-40)
+seeds = st.integers(0, 2**20)
+
+
+def odd_boxes(count, generator, dtype=torch.float32):
+    """Boxes on a grid, so that overlaps meet thresholds and repeat; some are empty, inverted, NaN or infinite."""
+    corner = torch.randint(0, 30, (count, 2), generator=generator)
+    boxes = torch.cat((corner, corner + torch.randint(-1, 12, (count, 2), generator=generator)), 1).to(dtype)
+    fate = torch.rand(count, 4, generator=generator)
+    draw = torch.randint(0, len(SPECIAL), (count, 4), generator=generator)
+    boxes = torch.where(fate < 0.02, torch.tensor(SPECIAL, dtype=dtype)[draw], boxes)
+    return boxes.repeat(1, 2)[:, 2:6].roll(2, 1) if count % 2 else boxes  # or a view that is not contiguous
+
+
+def exactly(result, wanted):
+    assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@given(st.integers(0, 300), st.sampled_from(THRESHOLDS), st.sampled_from([-1, 0, 1, 7]), st.data())
+def test_nms_equals_plain(count, threshold, n_max, data):
+    generator = torch.Generator().manual_seed(data.draw(seeds))
+    boxes = odd_boxes(count, generator, data.draw(st.sampled_from(FLOATING)))
+    scores = torch.randint(-9, 10, (count,), generator=generator).to(data.draw(st.sampled_from(FLOATING))) / 7
+    scores[torch.rand(count, generator=generator) < 0.05] = -0.0
+    scores[torch.rand(count, generator=generator) < 0.02] = float("nan")
+    n_groups = data.draw(st.sampled_from([0, 1, 3, 90]))
+    groups = torch.randint(-2, n_groups, (count,), generator=generator) if n_groups else None
+    if groups is not None and n_groups == 3:
+        groups = groups * 2**61
+    wanted = plain_nms.nms(boxes, scores, threshold, n_max, groups)
+    assert nms(boxes, scores, threshold, n_max, groups).tolist() == wanted.tolist()
+    indices, number = nms_fixed(boxes, scores, threshold, n_max, groups)
+    assert indices[: int(number)].tolist() == wanted.tolist()
+    assert (indices[int(number) :] == -1).all()
+    exactly((indices, number), plain_nms.nms_fixed(boxes, scores, threshold, n_max, groups))
+
+
+@pytest.mark.parametrize("n_groups", [1, 65])
+def test_nms_of_many_boxes_for_any_number_of_threads(n_groups):
+    generator = torch.Generator().manual_seed(1)
+    boxes = torch.rand(4000, 4, generator=generator) * 300
+    boxes[:, 2:] = boxes[:, :2] + 5 + boxes[:, 2:] / 5
+    scores, groups = torch.rand(4000, generator=generator), torch.randint(0, n_groups, (4000,), generator=generator)
+    wanted = plain_nms.nms(boxes, scores, 0.5, 200, groups)
+    for kept in with_threads((1, 3), lambda: nms(boxes, scores, 0.5, 200, groups)):
+        assert kept.tolist() == wanted.tolist()
+
+
+def test_nms_of_nan_and_of_integers():
+    boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 9], [0, float("nan"), 9, 9]])
+    assert nms(boxes, torch.tensor([1.0, float("nan"), 0.5]), 0.5).tolist() == [1, 2], "such scores first"
+    groups = torch.tensor([0, 1, 0], dtype=torch.uint8)
+    assert nms(boxes[[0, 0, 0]], torch.tensor([1, 2, 3]), 0.5, groups=groups).tolist() == [2, 1]
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from(FLOATING), seeds)
+def test_iou_equals_plain(n, m, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = odd_boxes(n, generator, dtype), odd_boxes(m, generator, dtype)
+    exactly(box_iou(a, b), plain.box_iou(a, b))
+
+
+@given(st.integers(0, 300), st.integers(0, 40), st.sampled_from(FLOATING), st.booleans(), seeds)
+def test_matching_equals_the_maxima_of_the_matrix(n, m, dtype, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = odd_boxes(n, generator, dtype), odd_boxes(m, generator, dtype)
+    if spread:
+        # neighbours in the list are neighbours in the plane, far from most others
+        a = a + torch.arange(n, dtype=dtype)[:, None] // 8 * 16
+    exactly(match_boxes(a, b), plain.match_boxes(a, b))
+    exactly(match_boxes(b, a), plain.match_boxes(b, a))
+
+
+def test_matching_of_many_boxes_for_any_number_of_threads():
+    generator = torch.Generator().manual_seed(2)
+    a, b = odd_boxes(20000, generator), odd_boxes(60, generator)
+    wanted = plain.match_boxes(a, b)
+    for found in with_threads((1, 4), lambda: match_boxes(a, b)):
+        exactly(found, wanted)
+
+
+@given(
+    st.integers(0, 50), st.integers(0, 70), st.integers(0, 60), st.sampled_from(FLOATING), st.sampled_from(MASKS), seeds
+)
+def test_crowd_overlap_equals_plain(height, width, count, dtype, mask_dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    boxes = odd_boxes(count, generator, dtype) * 1.7
+    mask = (torch.rand(width, height, generator=generator) < 0.1).t() * 4
+    mask[: height // 3], mask[:, width // 2 :] = 0, 0
+    mask = mask.to(mask_dtype)
+    wide = widened(boxes)
+    wanted = (plain.crowd_count(boxes, mask.to(torch.int32)).to(wide.dtype) / plain.area(wide)).to(dtype)
+    exactly(crowd_overlap(boxes, mask), wanted)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.booleans(), seeds)
+def test_iou_gradient_is_that_of_plain_torch(n, m, grid, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.rand(k, 4, generator=generator, dtype=torch.float64) * 8 for k in (n, m))
+    if grid:
+        # equal corners, but none that just touch: there it is a matter of taste
+        a, b = a.round() * 2, b.round() * 2
+    a[:, 2:] += a[:, :2] + 1
+    b[:, 2:] += b[:, :2] + 1
+    weight = torch.randn(n, m, generator=generator, dtype=torch.float64)
+    results = []
+    for function in (box_iou, plain.box_iou):
+        inputs = [t.clone().requires_grad_() for t in (a, b)]
+        results.append(torch.autograd.grad((function(*inputs) * weight).sum(), inputs))
+    results.append(plain.box_iou_backward(weight, a, b))
+    for result in results[1:]:
+        assert_close(results[0], result, rtol=1e-9, atol=1e-12)
+
+
+def test_iou_says_that_it_has_no_second_derivative():
+    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(box_iou(boxes, boxes.detach() + 1).sum(), boxes, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        gradient.sum().backward()
+
+
+def test_crowd_overlap_has_a_gradient_through_the_area():
+    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
+    crowd_overlap(boxes, torch.ones(2, 2, dtype=torch.bool)).sum().backward()
+    assert_close(boxes.grad, torch.tensor([[1.0, 1, -1, -1]]) / 16)
+
+
+def test_half_precision_is_computed_in_float32():
+    boxes = torch.tensor([[0.0, 0, 512, 512], [0, 0, 512, 256]])
+    assert box_iou(boxes.half(), boxes.half())[0, 1] == 0.5
+    assert match_boxes(boxes.bfloat16(), boxes.bfloat16())[0].dtype == torch.float32
+    assert crowd_overlap(boxes.half(), torch.ones(512, 512, dtype=torch.bool)).tolist() == [1, 1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert box_iou(boxes, boxes).dtype == torch.float32

@@ -1,8 +1,10 @@
 """The manifest of `predict`: after a kill at any byte its lines are correct, and the rest is processed."""
 
 import errno
+import gc
 import json
 import os
+import signal
 
 import pytest
 from hypothesis import given, settings
@@ -225,3 +227,50 @@ def test_a_manifest_of_another_hand_is_used_or_refused(predicted, data):
         path.write_bytes(before)
     assert str(folder.out) in refused
     assert "restart=True" in refused
+
+
+# --- One run at a time in an output folder: a lock that ends with its process, and that decoders do not keep
+
+
+def test_a_killed_run_whose_decoder_survives(tmp_path):
+    folder = OutputFolder(tmp_path / "out", [], {})
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        # nothing of the test may run on in this process, nor finalisers that wait for threads of the other
+        gc.disable()
+        try:
+            with folder.lock():
+                if os.fork() == 0:
+                    os.write(writing, f"{os.getpid()}\n".encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        child = int(file.readline())
+    try:
+        refused = f"in use by process {process} on .*another `seamseg predict`"
+        with pytest.raises(InputError, match=refused), folder.lock():
+            pass
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    try:
+        with folder.lock():
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_through_the_command(micro_run, tmp_path, seamseg_main, capsys):
+    Image.new("RGB", (48, 32)).save(tmp_path / "a.png")
+    words = ("predict", micro_run, tmp_path / "a.png", tmp_path / "out", "--device", "cpu", "--quiet")
+    with OutputFolder(tmp_path / "out", [], {}).lock():
+        assert seamseg_main(*words) == 2
+        (error,) = capsys.readouterr().err.strip().splitlines()
+        assert "another `seamseg predict` is writing to this folder: wait until it ends" in error
+    assert seamseg_main(*words) == 0
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]

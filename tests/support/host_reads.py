@@ -1,7 +1,7 @@
 """Counts where a step asks the device for a value, where the host of a GPU would wait, and what it calls.
 
 Runs on the CPU, where nothing waits, but the same operations are called. What torch does not show to a mode, a copy to
-another device, cannot happen there: `test_no_wait_cuda.py` is for that.
+another device, cannot happen there: `models/test_cuda.py` is for that.
 """
 
 from __future__ import annotations

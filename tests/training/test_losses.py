@@ -1,12 +1,29 @@
 """Averages of the losses, and the check that stops a training."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from support.step_equality import Network, batch_of, images_of, in_float64
+from torch import nn
+from torch.testing import assert_close
 
+from seamseg.config import load_config
+from seamseg.config.kinds import KINDS
+from seamseg.models.network import Losses
 from seamseg.training.losses import MAX_OVERFLOWS, Diverged, LossCheck, LossMeans
 from seamseg.training.options import TrainerOptions
-from seamseg.training.step import StepResult
+from seamseg.training.step import (
+    ProcessAverage,
+    StepAverage,
+    Stepper,
+    StepResult,
+    combine_losses,
+    preview_losses,
+    weighted_sum,
+)
 from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
 
 
 def losses(*values):
@@ -115,3 +132,104 @@ def test_weights_that_are_not_finite(name):
     net.state_dict()[name][1] = torch.inf
     with pytest.raises(Diverged, match=r"^training stopped after step 4: its weights are not finite; lower "):
         check.check_weights(net, 4)
+
+
+# --- Mean losses over the batches of a step, or over all of its samples
+
+
+def losses_of(mean, count):
+    return Losses({"a": torch.tensor(mean, requires_grad=True)}, {"a": torch.tensor(float(count), dtype=torch.float64)})
+
+
+def test_means_are_weighted_by_counts():
+    whole = combine_losses(World(), [losses_of(1.0, 1), losses_of(3.0, 99), losses_of(0.0, 0)])
+    assert whole.counts["a"].item() == 100
+    assert whole.means["a"].item() == pytest.approx((1 + 3 * 99) / 100)
+    nothing = combine_losses(World(), [losses_of(0.0, 0)])
+    assert nothing.means["a"].item() == 0 == nothing.counts["a"].item()
+
+
+def test_by_process_each_batch_weighs_the_same():
+    average = ProcessAverage(2)
+    shares = [average.add(losses_of(1.0, 1))["a"], average.add(losses_of(3.0, 99))["a"]]
+    assert [share.item() for share in shares] == [0.5, 1.5]
+    assert average.means()["a"].item() == 2.0
+
+
+def test_by_step_each_sample_weighs_the_same():
+    parts = [losses_of(1.0, 1), losses_of(3.0, 99)]
+    average = StepAverage(World(), parts)
+    shares = [average.add(part)["a"] for part in parts]
+    assert_close(torch.stack(shares), torch.tensor([0.01, 2.97]))
+    assert_close(average.means()["a"], torch.tensor(2.98))
+    sum(shares).backward()
+    assert_close(parts[1].means["a"].grad, torch.tensor(0.99))
+
+
+def test_preview_has_no_side_effects_and_the_counts_of_training():
+    with in_float64():
+        # few samples, so that they are chosen at random
+        network = Network("bn", World(), "rpn.num_samples=16", "roi.num_samples=8")
+        network.begin(1)
+        batches = [batch_of(part) for part in images_of(1, 3)]
+        before, rng_state = network.buffers(), torch.get_rng_state()
+        ahead = preview_losses(network.module, batches, torch.device("cpu"))
+        assert all(torch.equal(b, before[name]) for name, b in network.buffers().items())
+        assert torch.equal(rng_state, torch.get_rng_state())
+        trained = [network.module(batch) for batch in batches]
+        assert any(float(part.counts["roi_msk_loss"]) > 0 for part in trained)
+        for one, two in zip(ahead, trained):
+            assert not one.means["obj_loss"].requires_grad
+            assert two.means["obj_loss"].requires_grad
+            assert one.counts == two.counts
+            assert all(one.means[name].item() == two.means[name].item() for name in two.means)
+
+
+# --- Losses and metrics by name
+
+
+def test_weights_of_a_configuration_by_name():
+    options = TrainerOptions.from_config(
+        load_config("toy_city_r18", overrides=["optimizer.loss_weights=(1,2,3,4,5,6)"])
+    )
+    assert options.loss_weights == dict(zip(KINDS["panoptic"].losses, (1, 2, 3, 4, 5, 6)))
+    losses = {name: torch.tensor(1.0) for name in reversed(KINDS["panoptic"].losses)}
+    assert weighted_sum(losses, options.loss_weights) == 21
+    with pytest.raises(InputError, match="edge has no weight"):
+        weighted_sum({**losses, "edge": torch.tensor(1.0)}, options.loss_weights)
+    with pytest.raises(InputError, match="6 values for 5 losses"):
+        weighted_sum(dict(list(losses.items())[1:]), options.loss_weights)
+
+
+class Module(nn.Module):
+    """The loss is the weight times the batch, the metric the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.net.weight)
+
+    def forward(self, batch):
+        return Losses({"loss": self.net(batch.value).sum()}, {"loss": torch.tensor(1.0)}, {"value": batch.value[0]})
+
+
+def test_metrics_are_reported_and_not_trained():
+    module = Module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    options = TrainerOptions(1, {"loss": 2.0}, accumulate=2)
+    batches = [SimpleNamespace(value=torch.tensor([value]), ids=[str(value)]) for value in (1.0, 5.0)]
+    result = Stepper(options, module, optimizer, World())(batches, [0.1])
+    assert (result.losses["loss"], result.total, result.metrics["value"]) == (3, 6, 3)
+    assert module.net.weight.item() == pytest.approx(1 - 0.1 * 2 * 3)
+    assert result.ids == ["1.0", "5.0"]
+
+
+def test_other_errors_of_a_backward_pass_are_raised_as_they_are():
+    """One that is its own cause would never be reported: to find the first error would not end."""
+    module = Module()
+    module.net.weight.register_hook(lambda gradient: gradient.view(2))
+    batch = SimpleNamespace(value=torch.tensor([1.0]), ids=["a"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    with pytest.raises(RuntimeError, match="invalid for input") as error:
+        Stepper(TrainerOptions(1, {"loss": 1.0}), module, optimizer, World())([batch], [0.1])
+    assert error.value.__cause__ is None

@@ -15,7 +15,7 @@ import seamseg
 from seamseg.cli.main import main
 from seamseg.maps.formats.metadata import read_metadata, write_metadata
 from seamseg.training.logging.logs import TextLog
-from seamseg.utils.errors import printable
+from seamseg.utils.errors import InputError, one_line, printable
 from seamseg.utils.output import echo, quiet_logs, warn, without_message
 from seamseg.utils.progress import progress
 
@@ -98,3 +98,15 @@ def test_loggers_are_as_before(caplog: pytest.LogCaptureFixture) -> None:
         log.warning("kept")
     log.warning("%s is an Enum subclass and so on", int)
     assert [message[:4] for message in caplog.messages] == ["an e", "kept", "<cla"]
+
+
+# --- Texts of files in messages: short, and without escape sequences
+
+
+def test_texts_of_files_in_messages():
+    """No escape sequence reaches a terminal, and no text of any length."""
+    assert str(InputError("a\x1b]0;title\x07\x9b2J\r.jpg: truncated")) == r"a\x1b]0;title\x07\x9b2J\r.jpg: truncated"
+    assert str(InputError("straße\t\u732b\nb")) == "straße\t\u732b\nb"
+    assert str(InputError("caf\udce9 " + "x" * 5000 + " end")) == rf"caf\udce9 {'x' * 150}...{'x' * 150} end"
+    assert len(str(InputError("a b " * 5000))) < 2100
+    assert one_line(InputError("a\n\tb\x1b")) == r"a b\x1b"
