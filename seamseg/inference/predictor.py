@@ -207,7 +207,7 @@ class Predictor(Generic[R]):
         ...     print(result)
         """
         if batch_size is None:
-            batch_size = 4 if self.network.on_gpu else 1
+            batch_size = self.network.batch_size
         if batch_size < 1:
             raise InputError(f"`batch_size={batch_size}`: must be at least 1")
         tiling = self.tiling if tiles is None else self._possible(Tiling(tiles))

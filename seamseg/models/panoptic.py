@@ -25,7 +25,7 @@ from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Batch, Features, PackedSequence
 
 _ROI_CHUNK = 256
-"""Regions that the ROI head processes together; bounds its memory."""
+"""Regions that the ROI head processes together on a CPU; bounds its memory. A GPU processes all at once."""
 
 
 class DenseOutputs(NamedTuple):
@@ -304,9 +304,11 @@ class PanopticNet(Network):
         return list(torch.split(masks, [b.shape[0] for b in boxes]))
 
     def _roi_chunks(self, features: Features, boxes: Tensor, index: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Yield the features of boxes, at most :data:`_ROI_CHUNK` at a time, and their rows; once without any box."""
-        for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
-            rows = slice(start, start + _ROI_CHUNK)
+        """Yield the features of boxes, :data:`_ROI_CHUNK` at a time on a CPU, and their rows; once without any box."""
+        count = max(boxes.shape[0], 1)
+        chunk = _ROI_CHUNK if boxes.device.type == "cpu" else count
+        for start in range(0, count, chunk):
+            rows = slice(start, start + chunk)
             yield self.options.rois(features.levels, boxes[rows], index[rows], features.padded_size), rows
 
     def segment(self, features: Features) -> list[Tensor | None]:

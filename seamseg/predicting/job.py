@@ -138,7 +138,7 @@ def predict_all(
     sources: Sequence[Source | Video],
     folder: OutputFolder,
     world: World,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     workers: int = 0,
     restart: bool = False,
 ) -> RunSummary:
@@ -148,9 +148,10 @@ def predict_all(
     function with the same `sources`. An image that cannot be read, computed or written is reported on stderr and
     skipped; the next run tries it again.
 
-    `batch_size` images of equal network size are computed together; `workers` threads decode, with 0 or 1 this one
-    does, and none ahead; `restart` processes all images again. InputError if an output would overwrite an image or
-    belong to two images, or the manifest is of another run; SeamsegError if the disk is full, or a device is lost.
+    `batch_size` images of equal network size are computed together, by default as many as suit the network; `workers`
+    threads decode, with 0 or 1 this one does, and none ahead; `restart` processes all images again. InputError if an
+    output would overwrite an image or belong to two images, or the manifest is of another run; SeamsegError if the disk
+    is full, or a device is lost.
     """
     folder.check_names(sources)
     # processes work independently for hours, and some longer than others
@@ -174,7 +175,7 @@ def predict_all(
         loop = _PredictionLoop(predictor, folder, folder.open_writer(world.rank))
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             try:
-                loop.run(images, batch_size, threads, begin)
+                loop.run(images, batch_size or predictor.network.batch_size, threads, begin)
             finally:
                 loop.lines.close()
         good = sum(loop.lines.names.values())

@@ -47,7 +47,9 @@ class PredictOptions(InferenceOptions):
         "P",
         flags="--anonymize-score",
     )
-    batch_size: int = _run("maximum number of images of equal network size computed together (default: 1)", 1, "N")
+    batch_size: int | None = _run(
+        "maximum number of images of equal network size computed together (default: 4 on a GPU, else 1)", None, "N"
+    )
     workers: int | None = _run(
         "threads that decode; with 0 or 1 none ahead (default: one per core up to 4, or a quarter of the cores; 0 for "
         "a single image, or if most have 33 megapixels or more)",

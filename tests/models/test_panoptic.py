@@ -12,7 +12,7 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import crowd_fraction
-from seamseg.structures import PackedSequence
+from seamseg.structures import Features, PackedSequence
 
 
 @pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no"])
@@ -44,6 +44,15 @@ def test_no_detection_and_no_proposal_at_all():
     assert outputs.rois.cls_logits.shape[0] == 0
     (prediction,) = net.eval().predict(toy_batch((64, 64)).images)
     assert prediction.boxes.shape == (0, 4)
+
+
+@pytest.mark.parametrize(("device", "chunks"), [("cpu", [256, 256, 88]), ("meta", [600])])
+def test_only_a_cpu_processes_regions_in_chunks(device, chunks):
+    net = build_network(tiny_config(), 2, 3).to(device)
+    levels = [torch.zeros(1, 8, 64 // stride, 64 // stride, device=device) for stride in (4, 8, 16, 32)]
+    boxes, index = torch.zeros(600, 4, device=device), torch.zeros(600, dtype=torch.long, device=device)
+    found = net._roi_chunks(Features(levels, (64, 64), [(64, 64)]), boxes, index)
+    assert [x.shape[0] for x, _ in found] == chunks
 
 
 def test_another_memory_format_leaves_the_network_as_it_is():

@@ -16,9 +16,11 @@ from pycocotools import mask as coco_masks
 
 import seamseg
 from seamseg.data.input_size import InputSize
+from seamseg.inference.network import TorchNetwork
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.coco_panoptic import read_id_png
 from seamseg.predicting import job
+from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
 from seamseg.utils.distributed import World
@@ -236,6 +238,25 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
     for name in written(tmp_path / "a" / "panoptic"):
         x, y = (read_id_png(tmp_path / out / "panoptic" / name) for out in "ab")
         assert (x != y).mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "words", "largest"), [(True, (), 4), (True, ("--batch-size", "2"), 2), (False, (), 1)]
+)
+def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkeypatch, on_gpu, words, largest):
+    sizes, load = [], PredictSettings.load
+
+    def counting(settings, device):
+        predictor = load(settings, device)
+        predictor.network.on_gpu, raw = on_gpu, predictor.raw
+        predictor.raw = lambda images: sizes.append(len(images)) or raw(images)
+        return predictor
+
+    monkeypatch.setattr(PredictSettings, "load", counting)
+    # one after the other, as on a GPU
+    monkeypatch.setattr(TorchNetwork, "images_at_a_time", 1)
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "out", "--format", "coco", *words) == 0
+    assert (max(sizes), sum(sizes)) == (largest, 7)
 
 
 @pytest.mark.parametrize(

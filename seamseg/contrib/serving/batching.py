@@ -46,7 +46,7 @@ class Batcher:
         self, predictor: Predictor, batch_size: int | None, wait: float, on_batch: Callable[[int], None] | None = None
     ) -> None:
         self._predictor = predictor
-        self._batch_size = batch_size or (4 if predictor.network.on_gpu else 1)
+        self._batch_size = batch_size or predictor.network.batch_size
         self._wait = wait
         self._on_batch = on_batch
         self._jobs: deque[_Job] = deque()
