@@ -76,8 +76,9 @@ class PreparedImage:
     """An image ready for the network.
 
     `pixels` is its input, `H x W x 3` uint8, see :func:`network_input`; `size` is `(height, width)` of the image
-    itself, and `rgb`, `h x w x 3` uint8, the image if it is kept. `source_image` is the path or copy that a result
-    refers to, if any; `several_frames` whether this is the first of several frames or pages of a file.
+    itself, and `rgb`, `h x w x 3` uint8, the image if it is kept; one array if both are equal. `source_image` is the
+    path or copy that a result refers to, if any; `several_frames` whether this is the first of several frames or pages
+    of a file.
     """
 
     pixels: np.ndarray
@@ -89,7 +90,7 @@ class PreparedImage:
     @property
     def nbytes(self) -> int:
         """Memory of the network input and the pixels."""
-        return self.pixels.nbytes + (0 if self.rgb is None else self.rgb.nbytes)
+        return self.pixels.nbytes + (0 if self.rgb is None or self.rgb is self.pixels else self.rgb.nbytes)
 
 
 def prepare_image(
@@ -106,7 +107,10 @@ def prepare_image(
         # the caller may reuse the buffer of an image
         source = Path(given) if isinstance(given, (str, Path)) else image.copy()
     pixels = network_input(image, input_size)
-    rgb = pixels_of(image) if keep_rgb else None
+    rgb = None
+    if keep_rgb:
+        is_input = input_size.crop is None and pixels.shape[:2] == (image.height, image.width)
+        rgb = pixels if is_input else pixels_of(image)
     return PreparedImage(pixels, (image.height, image.width), rgb, source, image.info.get(SEVERAL_FRAMES, False))
 
 

@@ -11,6 +11,7 @@ from support.micro import narrow_body
 
 import seamseg
 from seamseg.config import default_config
+from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
 from seamseg.inference.images import as_image, equal_size_batches, prepare_image
 from seamseg.inference.results.panoptic import Panoptic
@@ -148,6 +149,19 @@ def test_sizes_and_pixels():
     assert np.array_equal(kept.pixels, np.asarray(size.scale(image)))
     assert np.array_equal(kept.pixels, bare.pixels)
     assert kept.nbytes == kept.pixels.nbytes + 4 * 6 * 3
+
+
+@pytest.mark.parametrize(
+    ("size", "shared"),
+    [(InputSize(), True), (InputSize(20), True), (InputSize(10), False), (InputSize(30, crop=(20, 30)), False)],
+)
+def test_an_image_of_the_size_of_the_input_is_copied_once(size, shared):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    image = prepare_image(pixels, size, keep_rgb=True)
+    assert (image.rgb is image.pixels) == shared
+    assert np.array_equal(image.rgb, pixels)
+    assert image.nbytes == image.pixels.nbytes + (0 if shared else pixels.nbytes)
+    assert not np.shares_memory(image.pixels, pixels)
 
 
 def test_batches_have_one_size_and_contain_all_items():
