@@ -165,7 +165,7 @@ def image_row(image: str, tiles: str, shortest: int | None, config: str, device:
 
     from seamseg.inference.images import input_size
     from seamseg.inference.tiling import Tiling
-    from seamseg.models.heads.detections import DetectionSelector
+    from seamseg.models.panoptic_inference import DetectionSelector
     from seamseg.utils import process_settings
 
     process_settings.apply()

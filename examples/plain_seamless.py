@@ -26,12 +26,12 @@ from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inplace_abn import to_batchnorm
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.models.heads.detections import DetectionSelector
 from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
 from seamseg.models.network import Losses, TrainingModule
 from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.nms import nms

@@ -41,8 +41,7 @@ TESTS = {
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
-    "seamseg/models/heads/roi_targets.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
-    "seamseg/models/heads/detections.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
+    "seamseg/models/panoptic_inference.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_recomputed.py "
     "tests/ops/test_sync.py::test_statistics_over_given_ranks tests/ops/test_abn_small_scales.py",

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor, nn
 
 from seamseg.config import Config
-from seamseg.maps.predictions import Prediction
 from seamseg.models.backbones.fpn import FPNBody
-from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, predicted_maps, run_heads
-from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.roi import ROIExtractor, ROIHead, ROIOutputs
-from seamseg.models.heads.roi_targets import ProposalMatcher, Things, leading_rows
+from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, run_heads
+from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead, ROIOutputs, Things, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, rpn_losses
-from seamseg.models.heads.select import upload
 from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, Network, Terms, mark_sizes_dynamic
-from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.upsample import upsample_argmax
+from seamseg.models.network import BatchOptions, Losses, Terms, mark_sizes_dynamic
+from seamseg.models.panoptic_inference import DetectionSelector, PanopticInference
 from seamseg.structures import Batch, Features, PackedSequence
-
-_ROI_CHUNK = 256
-"""Regions that the ROI head processes together on a CPU; bounds its memory. A GPU processes all at once."""
 
 
 class DenseOutputs(NamedTuple):
@@ -40,10 +31,6 @@ class DenseOutputs(NamedTuple):
     bbx_logits: Tensor
     shapes: list[tuple[int, int]]
     semantic_logits: Tensor | None
-
-
-Detections: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Boxes `D x 4`, classes `D` and scores `D` of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +110,7 @@ class TrainingOutputs:
     heads: list[HeadOutputs]
 
 
-class PanopticNet(Network):
+class PanopticNet(PanopticInference):
     """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
     Without a semantic head it does instance segmentation, without a mask branch either detection. The names of the four
@@ -218,34 +205,6 @@ class PanopticNet(Network):
         cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows, **({"rows_only": True} if rows_only else {}))
         return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits)
 
-    @torch.no_grad()
-    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Predict detections, masks and a class map for each image.
-
-        Padding influences the result a little: batch only images of one size together if that matters. RuntimeError if
-        the network is in training mode.
-
-        Parameters
-        ----------
-        images : `3 x H x W` each
-        least_score : detections that do not score above may be left out, which saves their masks; no others change
-        """
-        if self.training:
-            raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
-        features = self.encode(images)
-        things = self.predict_things(features, least_score)
-        return [replace(found, semantic=classes) for found, classes in zip(things, self.segment(features))]
-
-    def predict_things(self, features: Features, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Return the predictions of :meth:`predict` without class maps."""
-        anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        proposals = self.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, training=False)
-        detections = scoring_above(least_score, self.detect(features, proposals))
-        masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
-        maps = predicted_maps(self.custom_heads, features)
-        rows = zip(detections, masks, features.valid_sizes, maps)
-        return [Prediction(*detected, mask, None, size, maps=more) for detected, mask, size, more in rows]
-
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body, or at inference `run_dense`."""
         padded, sizes = self.padded(images)
@@ -272,52 +231,6 @@ class PanopticNet(Network):
         obj_logits, bbx_logits, shapes = features.rpn_outputs or self._run_rpn(features.levels)
         return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
 
-    def detect(self, features: Features, proposals: PackedSequence) -> list[Detections]:
-        """Return the detections of each image, from its proposals."""
-        boxes, index = features.rows(proposals)
-        cls_logits, bbx_logits = self.score_boxes(features, boxes, index)
-        scores = torch.softmax(cls_logits.float(), dim=1)
-        weights = upload(torch.tensor(self.options.bbx_reg_weights, dtype=torch.float32), boxes.device)
-        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / weights)
-        # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
-        rows = [0 if p is None else p.shape[0] for p in proposals]
-        return [
-            self.options.selector(clip_boxes(part, size), part_scores)
-            for part, part_scores, size in zip(
-                torch.split(decoded, rows), torch.split(scores, rows), features.valid_sizes
-            )
-        ]
-
-    def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
-        parts = [self.roi_head.boxes(x) for x, _ in self._roi_chunks(features, boxes, index)]
-        return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
-
-    def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Return mask logits `D x 28 x 28` of the detections of each image; None without masks."""
-        if not self.roi_head.with_masks:
-            return [None] * len(boxes)
-        all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
-        index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
-        chunks = self._roi_chunks(features, all_boxes, index)
-        masks = torch.cat([self.roi_head.masks_of(x, all_classes[chunk]).float() for x, chunk in chunks])
-        return list(torch.split(masks, [b.shape[0] for b in boxes]))
-
-    def _roi_chunks(self, features: Features, boxes: Tensor, index: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Yield the features of boxes, :data:`_ROI_CHUNK` at a time on a CPU, and their rows; once without any box."""
-        count = max(boxes.shape[0], 1)
-        chunk = _ROI_CHUNK if boxes.device.type == "cpu" else count
-        for start in range(0, count, chunk):
-            rows = slice(start, start + chunk)
-            yield self.options.rois(features.levels, boxes[rows], index[rows], features.padded_size), rows
-
-    def segment(self, features: Features) -> list[Tensor | None]:
-        """Return the class map `H x W` (int64) of each image; None without a semantic head."""
-        logits = self.classify(features)
-        if logits is None:
-            return [None] * len(features.valid_sizes)
-        return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
-
     def classify(self, features: Features) -> Tensor | None:
         """Return semantic logits at the finest level's size; None without a semantic head."""
         if self.sem_head is None or features.semantic_logits is not None:
@@ -326,14 +239,3 @@ class PanopticNet(Network):
             mark_sizes_dynamic(features.levels)
         logits: Tensor = self.sem_head(features.levels)
         return logits
-
-
-def scoring_above(least_score: float, detections: list[Detections]) -> list[Detections]:
-    """Leave out detections that do not score above, as far as no bit of the masks of the others changes."""
-    if least_score <= 0:
-        return detections
-    kept = [torch.nonzero(scores > least_score).squeeze(1) for _, _, scores in detections]
-    # kernels may round the mask of a single region otherwise than that of the same region among others
-    if sum(rows.shape[0] for rows in kept) == 1:
-        return detections
-    return [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in zip(kept, detections)]

@@ -140,7 +140,7 @@ class DetectionExport(ExportNet):
         """Return boxes, classes, scores and number of the detections.
 
         The result is that of :meth:`PanopticNet.detect` with a
-        :class:`seamseg.models.heads.detections.DetectionSelector`.
+        :class:`seamseg.models.panoptic_inference.DetectionSelector`.
         """
         selector, rows = self.net.options.selector, self.rows
         index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)

@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.roi_targets import BACKGROUND, box_targets
 from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
-from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, match_boxes, smooth_l1
+from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
@@ -110,6 +109,8 @@ class RPNHead(nn.Module):
         return torch.cat(obj_logits, dim=1), torch.cat(bbx_logits, dim=1), shapes
 
 
+BACKGROUND = -1
+"""Match of an anchor or a proposal that is background."""
 IGNORED = -2
 """Match of an anchor that is excluded from the losses."""
 
@@ -292,3 +293,19 @@ def rpn_losses(
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
     samples = count.clamp(min=1)
     return {"obj_loss": (obj_loss / samples, count), "bbx_loss": (bbx_loss / samples, count)}
+
+
+def box_targets(
+    samples: Tensor, boxes: Tensor | None, match: Tensor, weights: tuple[float, ...] | None = None
+) -> Tensor:
+    """Return the box codes `M x 4` of samples, proposals or anchors; arbitrary for one without a match.
+
+    `match` (int64 `M`) are the indices of the ground-truth boxes, `weights` the factors of the four numbers of a code.
+    """
+    if boxes is None or boxes.shape[0] == 0:
+        return torch.zeros_like(samples)
+    codes = encode_boxes(samples, boxes[match.clamp(min=0)])
+    if weights is None:
+        return codes
+    # Python numbers: the host would wait for the copy of a tensor of them to the device
+    return torch.stack([code * weight for code, weight in zip(codes.unbind(1), weights, strict=True)], dim=1)

@@ -16,7 +16,7 @@ from seamseg.maps.prepare import coco_instances
 from seamseg.maps.prepare.account import read_accounts
 from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.label_folders import prepare_folders
-from seamseg.models.heads.roi_targets import mask_targets
+from seamseg.models.heads.roi import mask_targets
 from seamseg.utils.errors import InputError
 
 CLASSES = """

@@ -9,10 +9,8 @@ from support.golden_files import golden as ops
 from support.sections import roi, rpn
 from torch.testing import assert_close
 
-from seamseg.models.heads.roi import box_loss, class_loss
-from seamseg.models.heads.roi_targets import BACKGROUND, ProposalMatcher, leading_rows
-from seamseg.models.heads.rpn import BACKGROUND as BACKGROUND_ANCHOR
-from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator, rpn_losses
+from seamseg.models.heads.roi import ProposalMatcher, box_loss, class_loss, leading_rows
+from seamseg.models.heads.rpn import BACKGROUND, AnchorMatcher, ProposalGenerator, rpn_losses
 
 
 def golden_images():
@@ -39,9 +37,9 @@ def test_as_many_anchors_are_drawn_as_by_the_original():
     everything = AnchorMatcher(replace(loose, num_samples=10**6, pos_ratio=1.0)).batch(
         ops("rpn/anchors"), *golden_images()
     )
-    taken = fixed >= BACKGROUND_ANCHOR
+    taken = fixed >= BACKGROUND
     assert_close(fixed[taken], everything[taken], rtol=0, atol=0)
-    for kind in (lambda match: match >= 0, lambda match: match == BACKGROUND_ANCHOR):
+    for kind in (lambda match: match >= 0, lambda match: match == BACKGROUND):
         assert kind(fixed).sum(1).tolist() == kind(exact).sum(1).tolist()
     assert not torch.equal(fixed, exact)
 

@@ -10,9 +10,19 @@ from support.golden_files import numpy_permutation
 from support.sections import roi
 from torch.testing import assert_close
 
-from seamseg.models.heads.detections import DetectionSelector
-from seamseg.models.heads.roi import ROIExtractor, ROIHead, box_loss, class_loss, mask_loss, of_class
-from seamseg.models.heads.roi_targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
+from seamseg.models.heads.roi import (
+    IGNORED_PIXEL,
+    ProposalMatcher,
+    ROIExtractor,
+    ROIHead,
+    box_loss,
+    class_loss,
+    mask_loss,
+    mask_targets,
+    of_class,
+)
+from seamseg.models.heads.rpn import BACKGROUND, box_targets
+from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
