@@ -23,7 +23,7 @@ from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
-_MADE = ("predictions.jsonl", "predictions.rank0.jsonl", "metadata.bin")
+_MADE = ("predictions.jsonl", "metadata.bin")
 """Files of a folder that `predict`, `prepare` or `train` has written."""
 
 

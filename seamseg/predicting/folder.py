@@ -1,27 +1,33 @@
-"""The folder of the outputs of `predict`, with the manifests of what is done."""
+"""The folder of the outputs of `predict`, with the manifest of what is done."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.predicting.find import TAR_ENDINGS
-from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestWriter, differences, parse_line, read_lines
+from seamseg.predicting.manifest import MANIFEST, Done, Line, differences, parse_line, read_lines
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.utils.errors import InputError, SeamsegError, describe_error
-from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_links, refuse_url, replacing
+from seamseg.utils.files import (
+    cannot_write,
+    lock_file,
+    make_folder,
+    refuse_links,
+    refuse_url,
+    replacing,
+    write_atomically,
+)
 from seamseg.utils.limits import LINE_BYTES, open_file
 
 LOCK_NAME = ".predictions.lock"
-_MANIFESTS = re.compile(r"predictions(?:\.rank\d+)?\.jsonl")
 
 
 def output_path(out: str) -> Path:
@@ -42,12 +48,13 @@ def output_path(out: str) -> Path:
 
 
 class OutputFolder:
-    """The folder, the formats that write there, and the manifests; `head` is the first line of this run's."""
+    """The folder, the formats that write there, and the manifest; `head` is its first line."""
 
     def __init__(self, out: Path, writers: Sequence[OutputFormat[Any]], head: Line) -> None:
         self.out = out
         self.writers = writers
         self.head = head
+        self._first_line = (json.dumps(head, allow_nan=False) + "\n").encode()
         self.manifest = out / MANIFEST
 
     def lock(self) -> AbstractContextManager[None]:
@@ -89,34 +96,49 @@ class OutputFolder:
                     )
 
     def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> dict[str, Done]:
-        """Merge the manifests of earlier runs and return the images whose outputs exist, by name.
+        """Begin the manifest, or continue one: return the images whose outputs exist, by name.
 
-        For the main process, in the locked folder. With `restart` the manifests are removed instead. InputError if they
-        are of another model or other settings, or a file that no manifest lists would be overwritten.
+        For the main process, in the locked folder. With `restart` the manifest is replaced. InputError if it is of
+        another model or other settings, or a file that no manifest lists would be overwritten.
         """
         # a new folder needs no look-up of a million file names
         used = any(name != LOCK_NAME for name in os.listdir(self.out))
         if used:
             for folder in {path.parent for path in self._planned(sources)}:
                 refuse_links(self.out, folder / "file")
-        paths = self._manifests()
-        if restart:
-            _unlink(paths)
-            return {}
-        if used and not paths:
-            for path in self._planned(sources):
+            if not restart and os.path.lexists(self.manifest):
+                return self._continued()
+            for path in () if restart else self._planned(sources):
                 if os.path.exists(path):
                     raise InputError(
                         f"{path}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; choose "
                         "another folder for the outputs, or overwrite it with `restart=True`"
                     )
-        paths = [path for path in paths if self._belongs(path)]
-        if not paths:
-            return {}
-        if paths != [self.manifest]:
-            self.merge()
-        complete = (line for line in self.lines() if line["status"] == "ok" and self._is_complete(line))
-        return {line["name"]: Done(line["relative"], line["stamp"]) for line in complete}
+        write_atomically(self.manifest, self._first_line)
+        return {}
+
+    def _continued(self) -> dict[str, Done]:
+        """Return the images of the manifest whose outputs exist; InputError if it is of another run."""
+        with open_file(self.manifest) as file:
+            head = parse_line(file.readline(LINE_BYTES))
+            if head is None:
+                raise InputError(f"{self.manifest}: not a manifest of `seamseg predict`; `restart=True` replaces it")
+            if found := differences(head, self.head):
+                raise InputError(
+                    f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or "
+                    "start over with `restart=True`"
+                )
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        if torn:  # the next line starts after it
+            with open(self.manifest, "ab") as file:
+                file.write(b"\n")
+        done: dict[str, Done] = {}
+        for line in self.lines():
+            done.pop(line["name"], None)
+            if line["status"] == "ok" and self._is_complete(line):
+                done[line["name"]] = Done(line["relative"], line["stamp"])
+        return done
 
     def _planned(self, sources: Sequence[Source | Video]) -> Iterator[Path]:
         """Iterate over the files that will be written, as far as they are known in advance."""
@@ -126,32 +148,6 @@ class OutputFolder:
                 if isinstance(source, Source):
                     yield from writer.paths(source)
 
-    def _manifests(self) -> list[Path]:
-        """Return the manifests in the order in which their lines replace each other: the merged one first."""
-        paths = [path for path in self.out.glob("predictions.*") if _MANIFESTS.fullmatch(path.name)]
-        other = next((path for path in paths if not path.is_file()), None)
-        if other is not None:
-            raise InputError(f"{other}: not a file; remove it, or choose another folder")
-        return sorted(paths, key=lambda path: (path != self.manifest, path.name))
-
-    def _belongs(self, path: Path) -> bool:
-        """Return whether a manifest has lines to keep; InputError if it is of another run."""
-        with open_file(path) as file:
-            first = file.readline(LINE_BYTES)
-        head = parse_line(first)
-        if head is None:
-            if path == self.manifest and first:
-                raise InputError(f"{path}: not a manifest of `seamseg predict`; `restart=True` replaces it")
-            # the process was killed before it had written the first line
-            _unlink([path])
-            return False
-        if found := differences(head, self.head):
-            raise InputError(
-                f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
-                "over with `restart=True`"
-            )
-        return True
-
     def _is_complete(self, line: Line) -> bool:
         try:
             sizes = {output: os.stat(self.out / output).st_size for output in line["outputs"]}
@@ -159,10 +155,6 @@ class OutputFolder:
             return False
         # a power failure can leave an empty file
         return all(size > 0 or output in line.get("empty", ()) for output, size in sizes.items())
-
-    def open_writer(self, rank: int) -> ManifestWriter:
-        """Begin the manifest of a process."""
-        return ManifestWriter(self.out / f"predictions.rank{rank}.jsonl", self.head)
 
     def refuse_links(self, source: Source) -> None:
         """Raise InputError if an output of an image would be written through a link out of the folder."""
@@ -179,34 +171,13 @@ class OutputFolder:
         empty = [name for name, path in zip(names, paths) if path.is_file() and path.stat().st_size == 0]
         return {"outputs": names, "empty": empty} if empty else {"outputs": names}
 
-    def merge(self) -> None:
-        """Merge the manifests of all processes, in the order of the names; the last line of an image counts."""
-        paths = self._manifests()
-        places: dict[str, tuple[int, int]] = {}
-        with ExitStack() as stack:
-            files = [stack.enter_context(open_file(path)) for path in paths]
-            for number, path in enumerate(paths):
-                for offset, line in read_lines(path, files[number]):
-                    places[line["name"]] = number, offset
-            with replacing(self.manifest) as temporary, open(temporary, "wb") as merged:
-                merged.write((json.dumps(self.head, allow_nan=False) + "\n").encode())
-                for name in sorted(places):
-                    number, offset = places[name]
-                    files[number].seek(offset)
-                    merged.write(files[number].readline())
-                merged.flush()
-                os.fsync(merged.fileno())
-        _unlink(path for path in paths if path != self.manifest)
-
     def lines(self) -> Iterator[Line]:
-        """Iterate over the lines of the merged manifest."""
-        with open_file(self.manifest) as file:
-            for _, line in read_lines(self.manifest, file):
-                yield line
+        """Iterate over the lines of the manifest."""
+        return (line for _, line in read_lines(self.manifest))
 
     def finish(self) -> None:
-        """Merge the manifests, and write the files about all images; called by the main process at the end."""
-        self.merge()
+        """Sort the manifest, and write the files about all images; called by the main process at the end."""
+        self._sort()
         for position, writer in enumerate(self.writers):
             try:
                 with errors_of(writer):
@@ -221,6 +192,17 @@ class OutputFolder:
                     f"({describe_error(error)}); `restart=True` starts over"
                 ) from error
 
+    def _sort(self) -> None:
+        """Sort the manifest by the names of the images; the last line of an image counts."""
+        places = {line["name"]: offset for offset, line in read_lines(self.manifest)}
+        with open_file(self.manifest) as file, replacing(self.manifest) as temporary, open(temporary, "wb") as target:
+            target.write(self._first_line)
+            for name in sorted(places):
+                file.seek(places[name])
+                target.write(file.readline())
+            target.flush()
+            os.fsync(target.fileno())
+
     def _records(self, position: int) -> Iterator[Any]:
         """Iterate over the records of the format at a position."""
         for line in self.lines():
@@ -234,11 +216,3 @@ _real_folder = lru_cache(4096)(os.path.realpath)
 def _real(path: Path) -> str:
     """Resolve links; fast for a million files in few folders."""
     return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
-
-
-def _unlink(paths: Iterable[Path]) -> None:
-    for path in paths:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise SeamsegError(f"{path}: cannot be removed: {error.strerror or error}") from error

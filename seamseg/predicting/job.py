@@ -172,7 +172,7 @@ def predict_all(
         images: Iterator[DecodedImage | UnreadableSource] = locked.enter_context(closing(reader.read(workers)))
         if world.is_main:
             images = progress(images, None if reader.videos else len(reader.images), "predict")
-        loop = _PredictionLoop(predictor, folder, folder.open_writer(world.rank))
+        loop = _PredictionLoop(predictor, folder, ManifestWriter(folder.manifest))
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             try:
                 loop.run(images, batch_size or predictor.network.batch_size, threads, begin)

@@ -1,9 +1,8 @@
 """`predictions.jsonl`, the manifest: a line for each image that is done, by which an interrupted run is resumed.
 
-The first line names the model and the settings. Each process appends to a file of its own, `predictions.rank<k>.jsonl`;
-the main process merges them, in the order of the names, at the end of a run and at the start of the next. A line is
-written in one piece when the outputs of its image are in place. So a kill can tear only the last line, which is then
-ignored.
+The first line names the model and the settings. All processes append to the file; a line is written in one piece when
+the outputs of its image are in place. So a kill or a full disk can tear only the last line of a process, which is no
+line then: its image is processed again. At the end of a run the lines are sorted by name.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write
-from seamseg.utils.limits import LINE_BYTES, parse_json
+from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
 
 MANIFEST = "predictions.jsonl"
 _FORMAT = 1
@@ -60,45 +58,30 @@ def differences(old: Line, new: Line) -> list[str]:
 
 
 class ManifestWriter:
-    """Appends lines to the file of a process; several threads may use it.
+    """Appends lines to the manifest, which exists; several threads and processes may do so at a time.
 
     `names` has the images with a line by this writer; True if it is done.
     """
 
-    def __init__(self, path: Path, head: Line) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.names: dict[str, bool] = {}
         self._lock = threading.Lock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise cannot_write(path, error) from error
-        self._length = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         self._synced = time.monotonic()
-        self._append(head)
 
     def add(self, line: Line) -> None:
         """Append a line with at least `name` and `status`; SeamsegError if it cannot be written."""
-        with self._lock:
-            self._append(line)
-            self.names[line["name"]] = line["status"] == "ok"
-
-    def _append(self, line: Line) -> None:
         data = (json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
-            written = os.write(self._file, data)
-            if written < len(data):  # the disk is full: the next attempt raises the error
-                written += os.write(self._file, data[written:])
-            if written < len(data):
-                raise OSError(28, "No space left on device")
-            self._length += written
-            if time.monotonic() - self._synced > _SYNC_SECONDS:
-                os.fsync(self._file)
-                self._synced = time.monotonic()
+            with self._lock:
+                if (written := os.write(self._file, data)) < len(data):
+                    os.write(self._file, data[written:])  # the disk is full: this raises the error
+                self.names[line["name"]] = line["status"] == "ok"
+                if time.monotonic() - self._synced > _SYNC_SECONDS:
+                    os.fsync(self._file)
+                    self._synced = time.monotonic()
         except OSError as error:
-            # further lines must not follow half a line
-            os.ftruncate(self._file, self._length)
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
@@ -111,17 +94,15 @@ class ManifestWriter:
             os.close(self._file)
 
 
-def read_lines(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
-    """Iterate over offset and content of each line after the first, without a torn last one."""
-    offset = len(file.readline(LINE_BYTES))
-    while data := file.readline(LINE_BYTES):
-        line = parse_line(data)
-        if line is None or not _is_whole(line):
-            if not data.endswith(b"\n") and len(data) < LINE_BYTES:
-                return
-            raise InputError(f"{path}: damaged at byte {offset}; `restart=True` starts over")
-        yield offset, line
-        offset += len(data)
+def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
+    """Iterate over offset and content of each line after the first; torn and damaged ones are left out."""
+    with open_file(path) as file:
+        offset = len(file.readline(LINE_BYTES))
+        while data := file.readline(LINE_BYTES):
+            line = parse_line(data)
+            if line is not None and _is_whole(line):
+                yield offset, line
+            offset += len(data)
 
 
 def _is_whole(line: Line) -> bool:

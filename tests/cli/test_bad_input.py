@@ -192,7 +192,7 @@ FILES = """
 DATA/metadata.bin: train INI DATA --log-dir OUT; DATA/metadata.bin: prepare check DATA
 DATA/metadata.bin: evaluate RUN DATA; DATA/lst/val.txt: evaluate RUN DATA
 DATA/lst/val.txt: prepare check DATA; DATA/msk/val0.png: evaluate RUN DATA; DATA/img/val0.png: predict RUN DATA/img OUT
-OUT/predictions.jsonl: predict RUN IMG OUT; OUT/predictions.rank0.jsonl: predict RUN IMG OUT
+OUT/predictions.jsonl: predict RUN IMG OUT
 EV/evaluation.json: report EV --out OUT/r.html; EV/images.jsonl: report EV --out OUT/r.html
 OUT/lst/other.txt: prepare merge DATA DATA2 OUT
 """

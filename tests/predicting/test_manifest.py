@@ -36,15 +36,13 @@ def outputs(out, count):
         (out / f"{number}.png").write_bytes(b"x")
 
 
-def rank_path(folder, rank):
-    return folder.out / f"predictions.rank{rank}.jsonl"
-
-
-def write(folder, rank, lines):
-    writer = folder.open_writer(rank)
-    for one in lines:
-        writer.add(one)
-    writer.close()
+def write(folder, lines, processes=1):
+    """Append lines in turn by the writers of several processes."""
+    writers = [ManifestWriter(folder.manifest) for _ in range(processes)]
+    for number, one in enumerate(lines):
+        writers[number % processes].add(one)
+    for writer in writers:
+        writer.close()
 
 
 @settings(max_examples=60)
@@ -57,44 +55,36 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     everything = [line(n) for n in range(count)]
     for _ in range(data.draw(st.integers(0, 4))):
         before = folder.begin([])
-        rest = [one for one in everything if one["name"] not in before]
-        size = data.draw(st.integers(1, 3))
-        for rank in range(size):
-            write(folder, rank, rest[rank::size])
-            content = rank_path(folder, rank).read_bytes()
-            rank_path(folder, rank).write_bytes(content[: data.draw(st.integers(0, len(content)))])
-        if data.draw(st.booleans()):
-            # killed between the merged file and the removal of its parts
-            kept = {path: path.read_bytes() for path in out.glob("predictions.rank*") if path.stat().st_size}
-            after = folder.begin([])
-            for path, content in kept.items():
-                if content.startswith(b"{") and b"\n" in content:
-                    path.write_bytes(content)
-            assert folder.begin([]) == after
+        first = folder.manifest.stat().st_size
+        write(folder, [one for one in everything if one["name"] not in before], data.draw(st.integers(1, 3)))
+        content = folder.manifest.read_bytes()
+        folder.manifest.write_bytes(content[: data.draw(st.integers(first, len(content)))])
         assert before.items() <= folder.begin([]).items()
     done = folder.begin([])
-    write(folder, 0, [one for one in everything if one["name"] not in done])
-    folder.merge()
+    write(folder, [one for one in everything if one["name"] not in done])
+    folder.finish()
     assert list(folder.lines()) == everything
+    assert folder.manifest.read_bytes().count(b"\n") == 1 + count
 
 
 def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
     outputs(tmp_path, 4)
     folder = OutputFolder(tmp_path, [], HEAD)
-    write(folder, 0, [line(0), line(1), line(2), line(3, "unreadable")])
-    folder.merge()
+    folder.begin([])
+    write(folder, [line(0), line(1), line(2), line(3, "unreadable")])
+    folder.finish()
     (tmp_path / "0.png").unlink()
     (tmp_path / "2.png").write_bytes(b"")
     assert list(folder.begin([])) == [line(1)["name"]]
-    write(folder, 3, [line(3)])
-    folder.merge()
+    write(folder, [line(3)])
+    folder.finish()
     assert [one["status"] for one in folder.lines()] == ["ok"] * 4
 
 
 def test_another_model_or_other_settings_are_refused(tmp_path):
     folder = OutputFolder(tmp_path, [], HEAD)
-    write(folder, 0, [line(0)])
-    folder.merge()
+    folder.begin([])
+    write(folder, [line(0)])
     for other, message in (
         (header("model.zip", "ab12", {"format": "raw"}), r"format coco \(now raw\)"),
         (header("model.zip", "ab12", {"format": "coco", "tta": True}), r"tta None \(now True\)"),
@@ -108,7 +98,7 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     assert not differences(HEAD, header("copy.zip", "ab12", {"format": "coco"}))
     other = OutputFolder(tmp_path, [], header("other.zip", "cd34", {}))
     assert other.begin([], restart=True) == {}
-    assert not (tmp_path / MANIFEST).exists()
+    assert list(other.lines()) == []
     # an unknown one is not changed
     (tmp_path / MANIFEST).write_text("my own notes\n")
     with pytest.raises(InputError, match="not a manifest"):
@@ -116,21 +106,22 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
 
 
-def test_damaged_lines_are_errors(tmp_path):
+def test_images_of_damaged_lines_are_processed_again(tmp_path):
+    outputs(tmp_path, 3)
     folder = OutputFolder(tmp_path, [], HEAD)
-    write(folder, 0, [line(0)])
-    path = rank_path(folder, 0)
-    first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second[:9] + b"\n" + second)
-    with pytest.raises(InputError, match=f"damaged at byte {len(first)}"):
-        folder.begin([])
+    folder.begin([])
+    write(folder, [line(0), line(1), line(2)])
+    first, second, third, fourth = folder.manifest.read_bytes().splitlines(keepends=True)
+    folder.manifest.write_bytes(first + second[:9] + third + fourth)
+    assert list(folder.begin([])) == [line(2)["name"]]
 
 
-def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkeypatch):
+def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatch):
+    outputs(tmp_path, 3)
     folder = OutputFolder(tmp_path, [], HEAD)
-    writer = ManifestWriter(rank_path(folder, 0), HEAD)
+    folder.begin([])
+    writer = ManifestWriter(folder.manifest)
     writer.add(line(0))
-    size = rank_path(folder, 0).stat().st_size
     write_ = os.write
 
     def full(file, data):
@@ -139,14 +130,15 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkey
         return write_(file, data[:5])
 
     monkeypatch.setattr(manifest.os, "write", full)
-    with pytest.raises(SeamsegError, match=r"rank0\.jsonl: cannot be written: No space left"):
+    with pytest.raises(SeamsegError, match=r"predictions\.jsonl: cannot be written: No space left"):
         writer.add(line(1))
-    assert rank_path(folder, 0).stat().st_size == size
     assert list(writer.names) == [line(0)["name"]]
     monkeypatch.undo()
-    writer.add(line(1))
     writer.close()
-    assert [json.loads(x)["status"] for x in rank_path(folder, 0).read_bytes().splitlines()[1:]] == ["ok", "ok"]
+    assert list(folder.begin([])) == [line(0)["name"]]
+    write(folder, [line(1), line(2)])
+    folder.finish()
+    assert [one["name"] for one in folder.lines()] == [line(number)["name"] for number in range(3)]
 
 
 WRONG = [
