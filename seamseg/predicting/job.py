@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from seamseg.inference.predictor import Predictor
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.folder import OutputFolder, output_path
-from seamseg.predicting.manifest import Done, Line, ManifestWriter
+from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestWriter
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, header_pixels
+from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, first_ahead, header_pixels
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import WRITTEN, Source, Video, is_video, write_video
 from seamseg.predicting.writers import errors_of
@@ -82,8 +82,10 @@ def predict_files(
     settings = PredictSettings(options)
     out = output_path(str(options.out))
     sources = find_sources(options.inputs, out, options.limit)
+    fresh = not (out / MANIFEST).exists()  # else the first image may be done
     # exported networks take arrays, and choose their devices themselves
-    with distributed(None if is_exported(settings.path) else options.device) as world:
+    device = None if is_exported(options.model) else options.device
+    with first_ahead(sources) if fresh else nullcontext(), distributed(device) as world:
         predictor = settings.load(world.device or options.device)
         folder = settings.open_folder(out, predictor, sources)
         workers = default_workers(sources, world) if options.workers is None else options.workers

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
+
+from PIL import Image
 
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import PreparedImage, prepare_image
@@ -14,6 +18,7 @@ from seamseg.predicting.manifest import Done
 from seamseg.predicting.source import Source, Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
 from seamseg.utils.image_memory import is_large, keep_turn
+from seamseg.utils.launcher import process_count
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
 
@@ -34,6 +39,35 @@ class UnreadableSource(NamedTuple):
 
     source: Source
     reason: str
+
+
+@dataclass(frozen=True)
+class _Ahead(Source):
+    """An image that a thread decodes, once; `stamped` is the stamp of its file before that."""
+
+    stamped: str = ""
+    decoded: list[Future[Image.Image]] = field(default_factory=list, compare=False)
+
+    def open(self) -> Image.Image:
+        """See :meth:`Source.open`."""
+        return self.decoded.pop().result()
+
+    def stamp(self) -> str:
+        """See :meth:`Source.stamp`."""
+        return self.stamped
+
+
+@contextmanager
+def first_ahead(sources: list[Source | Video]) -> Iterator[None]:
+    """Decode the first of the images in a thread, unless it is large, while the model is opened in a `with` block."""
+    first = sources[0]
+    # each of several processes has another first image
+    if isinstance(first, Video) or process_count() > 1 or is_large(header_pixels(first) or 0):
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        sources[0] = _Ahead(**vars(first), stamped=first.stamp(), decoded=[pool.submit(first.open)])
+        yield
 
 
 class ImageReader:
