@@ -37,13 +37,10 @@ def _images(folder: Path) -> Path:
     return folder
 
 
-FORMATS = "overlay coco cityscapes vistas cvat labelstudio raw"
-
-
 @pytest.mark.parametrize("command", [
-    *(f"predict RUN IMAGES OUT --format {name}" for name in FORMATS.split()),
-    "evaluate RUN DATA --split town --out OUT", "prepare merge DATA DATA2 OUT",
-    *(f"prepare export DATA OUT --split town --force --format {name}" for name in ("coco", "cityscapes", "vistas")),
+    *(f"predict RUN IMAGES OUT --format {name}" for name in "overlay coco cityscapes vistas cvat labelstudio".split()),
+    "evaluate RUN DATA --split town --out OUT", "prepare merge DATA DATA2 OUT --workers 1",
+    "prepare export DATA OUT --split town --force --format coco,cityscapes,vistas --workers 1",
 ])  # fmt: skip
 def test_no_output_follows_a_link_out(command, data, micro_run, tmp_path, seamseg_main, capsys) -> None:
     places = {"RUN": micro_run, "IMAGES": _images(tmp_path / "images"), "DATA": data, "OUT": tmp_path / "out"}
@@ -52,7 +49,7 @@ def test_no_output_follows_a_link_out(command, data, micro_run, tmp_path, seamse
     words += CPU if words[0] == "predict" else ["--quiet"]
     assert seamseg_main(*words) == 0, capsys.readouterr().err
     made = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_dir())
-    assert made or command.endswith(("overlay", "raw"))
+    assert made
     for folder in made:
         shutil.rmtree(tmp_path / "out")
         elsewhere = tmp_path / "elsewhere"
