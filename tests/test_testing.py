@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from support.components import DEPTH
 from seamseg.cli.new import template
 from seamseg.config import config_from_string, config_to_string, load_config
 from seamseg.config.components import KINDS
+from seamseg.maps.prepare.cityscapes import prepare_cityscapes
+from seamseg.maps.toy_city import generate_toy_city
 from seamseg.testing import check, check_component
 from seamseg.testing.__main__ import main
 from seamseg.training.run import completed
@@ -35,6 +38,21 @@ TOO = {
     "callback": ["its state is restored"],
 }
 """Lines of a kind, besides those of all kinds."""
+
+
+@pytest.fixture(scope="module")
+def city(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("city")
+    generate_toy_city(folder / "raw", 4, 3, size=(64, 128), workers=1)
+    prepare_cityscapes(folder / "raw", folder / "data", ("train", "val"))
+    return folder / "data"
+
+
+@pytest.fixture(autouse=True)
+def _one_city(city, monkeypatch):
+    """Make the city of all checks once: it takes longer than many of them."""
+    monkeypatch.setattr(check, "generate_toy_city", lambda *_, **__: None)
+    monkeypatch.setattr(check, "prepare_cityscapes", lambda raw, out, splits: shutil.copytree(city, out))
 
 
 PARTS = (Path(__file__).parents[1] / "docs" / "how-to" / "parts.md").read_text(encoding="utf-8")
