@@ -37,8 +37,11 @@ def _images(folder: Path) -> Path:
     return folder
 
 
+FORMATS = ("overlay", "coco", "cityscapes", "vistas", "cvat", "labelstudio")
+
+
 @pytest.mark.parametrize("command", [
-    *(f"predict RUN IMAGES OUT --format {name}" for name in "overlay coco cityscapes vistas cvat labelstudio".split()),
+    *(f"predict RUN IMAGES OUT --format {name}" for name in FORMATS),
     "evaluate RUN DATA --split town --out OUT", "prepare merge DATA DATA2 OUT --workers 1",
     "prepare export DATA OUT --split town --force --format coco,cityscapes,vistas --workers 1",
 ])  # fmt: skip

@@ -16,6 +16,8 @@ from seamseg.config import components, config_from_string, config_to_string, loa
 from seamseg.config.components import Record
 from seamseg.config.loader import differences
 from seamseg.config.sections import NotLoaded
+from seamseg.training.options import TrainingOptions
+from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError
 
 
@@ -154,23 +156,16 @@ def test_sections_without_use_in_a_process_stay_text(tmp_path):
     text = "[format overlay]\nopacity = .3\n[callback tensorboard]\nenabled = no\n"
     (tmp_path / "my.ini").write_text(text)
     (tmp_path / "wrong.ini").write_text("[format overlay]\nopacitiy = .3\n")
-    program = f"""
-import sys
-from seamseg.config import load_config
-print(load_config({str(tmp_path / "my.ini")!r}).not_loaded, "torch" in sys.modules)
-from seamseg.training.run import InputError, TrainingOptions, run_training
-try:
-    run_training(TrainingOptions({str(tmp_path / "wrong.ini")!r}, "no data", {str(tmp_path / "run")!r}, device="cpu"))
-except InputError as error:
-    print(error)
-config = load_config({str(tmp_path / "my.ini")!r})
-print(config.not_loaded, config.parts["format overlay"].opacity, config.parts["callback tensorboard"].enabled)
-"""
+    program = "import sys; from seamseg.config import load_config; "
+    program += f"print(load_config({str(tmp_path / 'my.ini')!r}).not_loaded, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    first, wrong, last = done.stdout.splitlines()
-    assert (first, last) == ("['format overlay', 'callback tensorboard'] False", "[] 0.3 False")
-    assert wrong.startswith(f"{tmp_path / 'wrong.ini'}: unknown key 'opacitiy' in [format overlay]; did you mean")
+    assert done.stdout == "['format overlay', 'callback tensorboard'] False\n"
+    with pytest.raises(InputError, match=r"wrong\.ini: unknown key 'opacitiy' in \[format overlay\]; did you mean"):
+        run_training(TrainingOptions(tmp_path / "wrong.ini", "no data", tmp_path / "run", device="cpu"))
     assert not (tmp_path / "run").exists()
+    config = load_config(tmp_path / "my.ini")
+    assert config.not_loaded == []
+    assert (config.parts["format overlay"].opacity, config.parts["callback tensorboard"].enabled) == (0.3, False)
 
 
 @pytest.mark.parametrize(

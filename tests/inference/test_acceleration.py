@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from support.networks import tiny_config
+from support.networks import narrow_module
 from support.predictors import as_input, predictor_of
 from torch._dynamo.utils import counters
 
@@ -27,7 +27,6 @@ from seamseg.inference.acceleration import (
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import PackedSequence
@@ -40,8 +39,7 @@ SIZES = ((64, 96), (65, 97), (96, 64), (101, 77))
 
 
 def network(precision="fp32", device=CPU):
-    torch.manual_seed(0)
-    return for_inference(build_network(tiny_config(), 2, 3).eval(), device, precision)
+    return for_inference(narrow_module().net.eval(), device, precision)
 
 
 def image(size, seed=0):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from support.golden_files import DATA
-from support.networks import ROOT, tiny_config, toy_batch
+from support.networks import ROOT, narrow_module, tiny_config, toy_batch
 
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.models.backbones.resnet import RESNETS, ResNet
@@ -34,8 +34,7 @@ def norms_of(module):
     ],
 )
 def test_normalization_modes_train(mode, body_norm, head_norm, activation):
-    config = tiny_config(mode=mode, overrides=(f"body.activation={activation}", "body.activation_slope=0.5"))
-    module = build_training_module(config, 2, 3)
+    module = narrow_module(f"body.activation={activation}", "body.activation_slope=0.5", mode=mode)
     net = module.net
     assert norms_of(net.body) == norms_of(net.sem_head) == {body_norm}
     assert norms_of(net.rpn_head) == norms_of(net.roi_head) == {head_norm}

@@ -41,6 +41,7 @@ SETTINGS = (
     "dataloader.crop_size=(56, 80)",
 )
 STEPS = 8  # seven images, two a step, two epochs
+SHORT = ("scheduler.epochs=1", "dataloader.val_set=")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp
 
 def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):
     words = ["train", seven.config, seven.data, "--log-dir", tmp_path, "--device", "cpu", "--resume", "auto"]
-    words += [word for setting in SETTINGS for word in ("--set", setting)]
+    words += [word for setting in (*SETTINGS, "dataloader.val_set=") for word in ("--set", setting)]
     for step, number, code in ((2, signal.SIGTERM, 143), (3, signal.SIGUSR1, 138), (4, signal.SIGINT, 130)):
         before = signal.getsignal(number)
         with signals_at([step], number=number):
@@ -168,9 +169,10 @@ def test_resume_with_another_batch_size(seven, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_step", watched)
         with signals_at([2]), pytest.raises(Preempted):
-            run_training(again(seven, run))
+            run_training(again(seven, run, "dataloader.val_set="))
         assert len(seen) == 4
-        run_training(again(seven, run, "dataloader.train_batch_size=3", "optimizer.accumulate=1"))
+        changed = ("dataloader.train_batch_size=3", "optimizer.accumulate=1", "dataloader.val_set=")
+        run_training(again(seven, run, *changed))
     assert sorted(seen) == sorted(f"train{n}" for n in range(7))
     # two steps, one of the other three images, and an epoch of three
     assert len(rates) == 6
@@ -181,7 +183,8 @@ def test_resume_with_another_batch_size(seven, tmp_path):
 
 def test_other_images_restart_the_epoch(seven, straight, tmp_path):
     """Pre-trained weights are for the start only; the schedule ends with the longer training."""
-    options = replace(again(seven, tmp_path / "run"), pretrain=[str(straight / "model_last.pth.tar")])
+    pretrain = [str(straight / "model_last.pth.tar")]
+    options = replace(again(seven, tmp_path / "run", "dataloader.val_set="), pretrain=pretrain)
     with signals_at([2]), pytest.raises(Preempted):
         run_training(options)
     run_training(replace(options, overrides=(*options.overrides, "general.seed=5")))
@@ -283,14 +286,14 @@ def test_full_disk_fails_at_the_next_step_and_keeps_older_snapshots(seven, tmp_p
 
     monkeypatch.setattr("seamseg.checkpoints.snapshot.open", full, raising=False)
     with pytest.raises(SeamsegError, match=r"step-0000000\d\.pth\.tar: cannot be written: No space left on device"):
-        run_training(again(seven, run, "general.snapshot_interval=1"))
+        run_training(again(seven, run, "general.snapshot_interval=1", *SHORT))
     monkeypatch.undo()
     kept = list((run / "snapshots").iterdir())
     assert kept
     assert all(".partial" not in p.name for p in kept)
     # the training resumes from there once there is space
-    run_training(again(seven, run))
-    assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS
+    run_training(again(seven, run, *SHORT))
+    assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS // 2
 
 
 def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
@@ -304,7 +307,7 @@ def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
         save(self, snapshot, *rest)
 
     monkeypatch.setattr(SnapshotWriter, "save", delayed)
-    run_training(again(seven, tmp_path / "run", "general.snapshot_interval=1"))
+    run_training(again(seven, tmp_path / "run", "general.snapshot_interval=1", *SHORT))
     assert not torch.equal(kept[0][1], kept[-1][1])
     for snapshot, weight, momentum in kept:
         assert torch.equal(snapshot.state_dict["body"]["backbone.mod1.conv1.weight"], weight)
