@@ -90,7 +90,7 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
             if options.resume is not None:
                 load_weights(options.resume, net, metadata, folder)
             scores = validator(net)
-            return TrainResult(folder.path, best=scores.best, validation=scores)
+            return TrainResult(folder.path, best=scores.selection.value, validation=scores)
         if setup.components and isinstance(validator, Validator):
             _try_validation(validator, net, world, log)
         state, resumed = _prepare(options, setup, module, metadata, loader, world, folder, log)

@@ -25,6 +25,11 @@ ProgressCallback = Callable[[Iterable[Any], int | None, str], Iterable[Any]]
 """Wraps an iterable, with its length and a description, as :func:`progress` does."""
 
 
+def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]:
+    """Return the iterable; shows no progress."""
+    return iterable
+
+
 def set_quiet(quiet: bool) -> None:
     """Silence (or restore) the progress of this process."""
     global _quiet

@@ -21,7 +21,7 @@ from fuzz.targets import TARGETS, corpus, refusing, write_files
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.formats.coco_writer import encode_panoptic
-from seamseg.maps.formats.metadata import Metadata, class_infos, metadata_header, pack_metadata, parse_metadata
+from seamseg.maps.formats.metadata import Metadata, class_infos, metadata_header, parse_metadata
 from seamseg.maps.panoptic_map import class_map_result
 from seamseg.maps.prepare.check import check_dataset
 from seamseg.maps.prepare.convert import ConversionOptions
@@ -118,7 +118,7 @@ def manifest(root: Path) -> dict[str, tuple[Any, Read]]:
 
 
 def prepared(root: Path) -> dict[str, tuple[Any, Read]]:
-    """The files of a data set that is checked and prepared again, and the journal of one that was interrupted."""
+    """The files of a data set that is checked and prepared again."""
     (root / "labels").mkdir()
     label, out = root / "labels" / "1.png", root / "data"
     Image.fromarray(np.eye(*SIZE, dtype=np.uint8)).save(label)
@@ -132,10 +132,6 @@ def prepared(root: Path) -> dict[str, tuple[Any, Read]]:
 
     prepare()
     good = {name: (out / name).read_bytes() for name in ("prepared.json", "coco/val.json", "lst/val.txt")}
-    classes = parse_metadata((out / "metadata.bin").read_bytes()).without_images()
-    record = {"id": "1", "file_name": "1.png", "size": list(SIZE), "cat": [255, 0, 1], "iscrowd": [0, 0, 0], "void": 0}
-    record |= {"annotations": [{"category_id": 1, "area": 1}], "skipped": [["a", "b"]], "files": ["img/1.png"]}
-    record["stamp"] = "x"
 
     def again(name: str, data: bytes) -> None:
         for other, content in good.items():
@@ -146,16 +142,7 @@ def prepared(root: Path) -> dict[str, tuple[Any, Read]]:
         Image.fromarray(np.eye(*SIZE, k=len(data) % 4, dtype=np.uint8)).save(label)
         prepare()
 
-    def resume(data: bytes) -> None:
-        for name in ("prepared.json", "lst/val.txt"):
-            (out / name).unlink(missing_ok=True)
-        (out / ".prepare").mkdir(exist_ok=True)
-        head = as_json({"journal": 2, "classes": pack_metadata(classes).hex()})
-        (out / ".prepare" / "val.jsonl").write_bytes(head + b"\n" + data + b"\n")
-        prepare()
-
-    files = {name: (json.loads(good[name]), lambda data, name=name: again(name, data)) for name in list(good)[:2]}
-    return {**files, "journal": (record, resume)}
+    return {name: (json.loads(good[name]), lambda data, name=name: again(name, data)) for name in list(good)[:2]}
 
 
 def sources(root: Path) -> dict[str, tuple[Any, Read]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -27,7 +27,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.image_memory import memory_for
 from seamseg.utils.output import warn
 from seamseg.utils.parallel import threaded_map
-from seamseg.utils.progress import ProgressCallback
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 _MOST_CATEGORIES = 4096
 _PAIR_BYTES = 28
@@ -39,7 +39,7 @@ def evaluate_panoptic_json(
     pred: str | Path | MapFiles,
     workers: int = 1,
     legacy: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
     out: str | Path | None = None,
     photos: str | Path | None = None,
 ) -> PanopticScores:
@@ -72,9 +72,8 @@ def evaluate_panoptic_json(
         raise InputError(f"{out}: out is not supported with legacy, since evaluation folders hold official scores")
     files = _FilePair(_read(gt), _read(pred))
     evaluator = PanopticEvaluator(files.gt.categories or [], legacy)
-    compared: Iterable[_ComparedImage] = threaded_map(files.compare, files.gt.annotations, workers)
-    if progress is not None:
-        compared = progress(compared, len(files.gt.annotations), "comparing")
+    annotations = files.gt.annotations
+    compared = progress(threaded_map(files.compare, annotations, workers), len(annotations), "comparing")
     if out is None:
         for image in compared:
             files.evaluate(image, evaluator)

@@ -66,11 +66,6 @@ class Scores(ABC):
         name, value = self._selection()
         return Selection(name, 0.0 if math.isnan(value) else value)
 
-    @property
-    def best(self) -> float:
-        """The value of the selection."""
-        return self.selection.value
-
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON file and of a line of `metrics.jsonl`: fractions, None for NaN."""
         out = self._to_json()
@@ -102,9 +97,8 @@ class Scores(ABC):
         """Format all scores as a plain-text table in percent, `-` for NaN, without absent classes."""
         lines = self._table()
         if self.mapped is not None:
-            lines.append(
-                f"classes of the model mapped by {self.mapped.table}; {len(self.mapped.void)} of them are void"
-            )
+            void = f"{len(self.mapped.void)} of them are void"
+            lines.append(f"classes of the model mapped by {self.mapped.table}; {void}")
             if self.mapped.missing:
                 means = ", ".join(f"{n} {100 * value:.2f}" for n, value in self.mapped.means(self.by_class()).items())
                 missing = ", ".join(self.mapped.missing)
@@ -404,8 +398,12 @@ class PanopticScores(Scores):
 
     def _table(self) -> list[str]:
         instances = [] if self.instances is None else ["", *self.instances.lines()]
-        means = [*_mean_lines(self), "", _which_iou(self)]
-        return [*means, *instances, "", *_class_lines(self), "", _image_count(self.n_images)]
+        which = "that of the segments; pixels of no segment are void"
+        if self.mIoU != self.mIoU_segments and not math.isnan(self.mIoU_segments):
+            segments = _percent(self.mIoU_segments).strip()
+            which = f"that of the class map; {segments} is that of the segments, pixels of no segment are void"
+        parts = [*_mean_lines(self), "", f"mIoU is {which}", *instances, "", *_class_lines(self)]
+        return [*parts, "", _image_count(self.n_images)]
 
 
 HEADLINE = (
@@ -453,12 +451,13 @@ def _by_name(per_class: Sequence[Any], to_json: Callable[[Any], Any]) -> dict[st
 
 
 def percent_lines(
-    title: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]], width: int, column: int = 7
+    title: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[float | str]]], width: int, column: int = 7
 ) -> list[str]:
-    """Format rows of a name and fractions in percent, below a head, as lines of a table."""
+    """Format rows of a name and fractions in percent, or texts, below a head, as lines of a table."""
     lines = [f"{title:<{width}}" + "".join(f"{head:>{column}}" for head in heads)]
     for name, values in rows:
-        lines.append(f"{name:<{width}}" + "".join(f"{_percent(v):>{column}}" for v in values))
+        cells = (value if isinstance(value, str) else _percent(value) for value in values)
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>{column}}" for cell in cells))
     return lines
 
 
@@ -468,36 +467,29 @@ def _percent(value: float) -> str:
 
 
 def _mean_lines(scores: PanopticScores) -> list[str]:
-    lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'PQ†':>7}{'mIoU':>7}{'classes':>9}"]
+    rows: list[tuple[str, list[float | str]]] = []
     groups = (
         ("all", "", scores.per_class),
         ("things", "_things", [c for c in scores.per_class if c.info.isthing]),
         ("stuff", "_stuff", [c for c in scores.per_class if not c.info.isthing]),
     )
     for title, suffix, members in groups:
-        cells = "".join(_percent(getattr(scores, key + suffix)) for key in ("PQ", "SQ", "RQ"))
-        overall = " " * 14 if suffix else _percent(scores.PQ_dagger) + _percent(scores.mIoU)
+        means = [getattr(scores, key + suffix) for key in ("PQ", "SQ", "RQ")]
+        overall = ("", "") if suffix else (scores.PQ_dagger, scores.mIoU)
         occurring = sum(c.TP + c.FP + c.FN > 0 for c in members)
-        lines.append(f"{title:<8}{cells}{overall}{f'{occurring}/{len(members)}':>9}")
-    return lines
+        rows.append((title, [*means, *overall, f"{f'{occurring}/{len(members)}':>9}"]))
+    return percent_lines("", ("PQ", "SQ", "RQ", "PQ†", "mIoU", "  classes"), rows, 8)
 
 
 def _class_lines(scores: PanopticScores) -> list[str]:
     occurring = [c for c in scores.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
     width = _width("class", occurring)
-    lines = [f"{'class':<{width}}  {'kind':<5}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'IoU':>7}{'TP':>8}{'FP':>8}{'FN':>8}"]
+    rows: list[tuple[str, list[float | str]]] = []
     for c in occurring:
-        cells = "".join(_percent(v) for v in (c.PQ, c.SQ, c.RQ, c.IoU))
-        kind = "thing" if c.info.isthing else "stuff"
-        lines.append(f"{one_line(c.info.name):<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
-    return lines
-
-
-def _which_iou(scores: PanopticScores) -> str:
-    if scores.mIoU == scores.mIoU_segments or math.isnan(scores.mIoU_segments):
-        return "mIoU is that of the segments; pixels of no segment are void"
-    segments = _percent(scores.mIoU_segments).strip()
-    return f"mIoU is that of the class map; {segments} is that of the segments, pixels of no segment are void"
+        name = f"{one_line(c.info.name):<{width}}  {'thing' if c.info.isthing else 'stuff'}"
+        rows.append((name, [c.PQ, c.SQ, c.RQ, c.IoU, *(f"{n:>8}" for n in (c.TP, c.FP, c.FN))]))
+    heads = ("PQ", "SQ", "RQ", "IoU", *(f"{count:>8}" for count in ("TP", "FP", "FN")))
+    return percent_lines(f"{'class':<{width}}  kind", heads, rows, width + 7)
 
 
 def _image_count(count: int) -> str:

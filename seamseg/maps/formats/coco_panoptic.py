@@ -63,7 +63,9 @@ def default_folder(json_path: Path) -> Path:
 def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) -> CocoPanoptic:
     """Read a COCO panoptic JSON; the PNGs, by default in its path without `.json`, are read later, one by one."""
     path = Path(json_path)
-    content = _read_json(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, expected a COCO panoptic JSON")
+    content = read_json(path, "COCO panoptic JSON", ANNOTATION_BYTES)
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
         raise InputError(f"{path}: not a COCO panoptic file: `annotations` is not a list")
     annotations = [_annotation(entry, path) for entry in content["annotations"]]
@@ -139,12 +141,6 @@ def _score(value: Any) -> float | None:
     """Parse an optional score; None if it is not finite."""
     score = math.nan if value is None else float(value)
     return score if math.isfinite(score) else None
-
-
-def _read_json(path: Path) -> Any:
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder, expected a COCO panoptic JSON")
-    return read_json(path, "COCO panoptic JSON", ANNOTATION_BYTES)
 
 
 def _annotation(entry: Any, path: Path) -> Annotation:

@@ -35,7 +35,6 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Channels by colour type."""
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """First column and row, and steps of both, of the passes of an interlaced PNG."""
-_PIECE_BYTES = 1 << 20
 _FAST_HEADER = bytes((8, 2, 0, 0, 0))
 """End of the header of files for the compiled decoder: 8 bits, RGB, compression 0, filter method 0, no interlacing."""
 
@@ -190,15 +189,9 @@ def check_png(data: bytes, complete: bool) -> None:
         for x, y, dx, dy in (_ADAM7 if interlaced else ((0, 0, 1, 1),))
         if x < width and y < height
     )
-    decoder, found = inflate.zlib.decompressobj(), 0
+    inflater = inflate.Inflater(b"".join(parts))
     try:
-        # in pieces, because what remains of one is copied each time
-        for piece in (part[at : at + _PIECE_BYTES] for part in parts for at in range(0, len(part), _PIECE_BYTES)):
-            rest: bytes | memoryview = piece
-            while rest and not decoder.eof:
-                found += len(decoder.decompress(rest, _PIECE_BYTES))
-                rest = decoder.unconsumed_tail
-        found += len(decoder.flush())
+        found = sum(map(len, iter(lambda: inflater.read(inflate.BAND_BYTES), b"")))
     except inflate.zlib.error as error:
         raise ValueError(str(error)) from None
     if found < size:

@@ -31,52 +31,47 @@ def row_bands(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
     """
     if height * row_bytes > _MAX_RATIO * len(stream):
         raise ValueError("decode_id_runs: the compressed data are too short for the size")
-    return _bands(_Inflater(stream), height, row_bytes)
+    return _bands(Inflater(stream), height, row_bytes)
 
 
-def _bands(inflater: _Inflater, height: int, row_bytes: int) -> Iterator[bytes]:
+def _bands(inflater: Inflater, height: int, row_bytes: int) -> Iterator[bytes]:
     rows = max(1, BAND_BYTES // row_bytes)
-    for first in range(0, height, rows):
-        size = row_bytes * min(rows, height - first)
-        band = inflater.read(size)
-        if len(band) < size:
-            raise ValueError("decode_id_runs: the compressed data are too short for the size")
-        yield band
-    # the checksum comes after the last row
-    if inflater.read(1):
-        raise ValueError("decode_id_runs: the compressed data are too long for the size")
-    if not inflater.is_complete:
+    try:
+        for first in range(0, height, rows):
+            size = row_bytes * min(rows, height - first)
+            band = inflater.read(size)
+            if len(band) < size:
+                raise ValueError("decode_id_runs: the compressed data are too short for the size")
+            yield band
+        # the checksum comes after the last row
+        if inflater.read(1):
+            raise ValueError("decode_id_runs: the compressed data are too long for the size")
+    except zlib.error as error:
+        raise ValueError(f"decode_id_runs: {error}") from None
+    if not inflater.decompressor.eof:
         raise ValueError("decode_id_runs: the checksum of the compressed data is missing")
 
 
-class _Inflater:
+class Inflater:
     """Reads a zlib stream in time linear in its size; what follows the end of its data is ignored."""
 
     def __init__(self, stream: bytes) -> None:
         self._stream, self._position = memoryview(stream), 0
         self._pending: bytes | memoryview = b""
-        self._decompressor = zlib.decompressobj()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the end of the data and their checksum were read."""
-        return bool(self._decompressor.eof)
+        self.decompressor = zlib.decompressobj()
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` decompressed bytes, fewer at the end; ValueError if the data are damaged."""
+        """Return the next `size` decompressed bytes, fewer at the end; `zlib.error` if the data are damaged."""
         parts, left = [], size
-        try:
-            while left and not self._decompressor.eof:
-                if not self._pending:
-                    end = self._position + _SLICE_BYTES
-                    self._pending, self._position = self._stream[self._position : end], end
-                given = len(self._pending)
-                part = self._decompressor.decompress(self._pending, left)
-                self._pending = self._decompressor.unconsumed_tail
-                if not part and not given:
-                    break
-                parts.append(part)
-                left -= len(part)
-        except zlib.error as error:
-            raise ValueError(f"decode_id_runs: {error}") from None
+        while left and not self.decompressor.eof:
+            if not self._pending:
+                end = self._position + _SLICE_BYTES
+                self._pending, self._position = self._stream[self._position : end], end
+            given = len(self._pending)
+            part = self.decompressor.decompress(self._pending, left)
+            self._pending = self.decompressor.unconsumed_tail
+            if not part and not given:
+                break
+            parts.append(part)
+            left -= len(part)
         return b"".join(parts)

@@ -1,6 +1,6 @@
 """The C functions of `csrc/maps`, called through ctypes without the GIL.
 
-All arguments are checked here, so that the functions never read outside of their arrays.
+Arguments are checked here or by their callers, so that the functions never read outside of their arrays.
 """
 
 from __future__ import annotations
@@ -112,10 +112,8 @@ class Library:
 
     def joint_histogram(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sorted pairs, `K x 2` int64, and counts, `K` int64, of two integer arrays of the same shape."""
-        if a.shape != b.shape:
-            raise ValueError("joint_histogram: a and b must have the same shape")
-        first, second = _native("a", a), _native("b", b)
-        count, codes = _INT64(0), [_dtype_code(x) for x in (first, second)]
+        first, second = (np.asarray(x, x.dtype.newbyteorder("=")) for x in (a, b))
+        count, codes = _INT64(0), [x.dtype.itemsize * (-1 if x.dtype.kind == "i" else 1) for x in (first, second)]
         pairs = self._call("joint_histogram", first, codes[0], second, codes[1], first.size, ctypes.byref(count))
         return self._pairs(pairs, count.value)
 
@@ -247,17 +245,6 @@ def _as_int64(name: str, value: int) -> int:
 def _contiguous(array: np.ndarray) -> np.ndarray:
     """Return an array contiguous and aligned; the same array if it is already."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.require(array, None, ("C", "A"))
-
-
-def _native(name: str, labels: np.ndarray) -> np.ndarray:
-    """Return integers in native byte order; the same array if they are already."""
-    if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
-        raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
-    return np.asarray(labels, labels.dtype.newbyteorder("="))
-
-
-def _dtype_code(labels: np.ndarray) -> int:
-    return -labels.dtype.itemsize if labels.dtype.kind == "i" else labels.dtype.itemsize
 
 
 def _load() -> tuple[Library | None, str]:

@@ -141,7 +141,7 @@ class Journal:
                 break
         if not values or values[0] != self._header:
             return {}
-        return {record["id"]: record for record in values[1:] if _is_record(record)}
+        return {record["id"]: record for record in values[1:]}
 
     @contextmanager
     def appending(self, keep: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None]]:
@@ -160,19 +160,3 @@ class Journal:
                     raise cannot_write(self._path, error) from error
 
             yield append
-
-
-def _is_record(record: Any) -> bool:
-    """Return whether a line of a journal, which may be of another hand, is a record of the writer."""
-    kinds = {"id": str, "file_name": str, "stamp": str, "void": int}
-    kinds |= dict.fromkeys(("size", "cat", "iscrowd", "annotations", "skipped", "files"), list)
-    if not isinstance(record, dict) or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
-        return False
-    return (
-        len(record["size"]) == 2
-        and all(isinstance(side, int) and side > 0 for side in record["size"])
-        and len(record["cat"]) == len(record["iscrowd"])
-        and all(isinstance(annotation, dict) for annotation in record["annotations"])
-        and all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in record["skipped"])
-        and all(isinstance(name, str) for name in record["files"])
-    )

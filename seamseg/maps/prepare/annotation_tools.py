@@ -216,7 +216,7 @@ def _label_studio_frames(
                     options.skip("task without annotation", where)
                     continue
                 stem = _image_of(data, photos, where, given[0])
-                sizes = sorted({_stated_size(region) for region in result}, key=str)
+                sizes = sorted({(r.get("original_width"), r.get("original_height")) for r in result}, key=str)
                 info = [_region(region, listed, str(file)) for region in result], sizes
                 frames.append(SourceFrame(id_of(f"{stem}.png"), found[stem], file, found[stem].name, info=info))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -252,10 +252,6 @@ def _result_of(task: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, in
     ranked = sorted(given, key=lambda a: (bool(a.get("ground_truth")), bool(a["result"])))
     chosen = ranked or predictions
     return list(chosen[-1]["result"]) if chosen else None, max(0, len(given) - 1)
-
-
-def _stated_size(region: Mapping[str, Any]) -> tuple[Any, Any]:
-    return region.get("original_width"), region.get("original_height")
 
 
 def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[int, bytes | list[list[float]]] | None:

@@ -17,12 +17,11 @@ from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image, open_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.account import SplitAccount, read_accounts
-from seamseg.maps.prepare.writer import no_progress
 from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import PARTIAL, is_hidden, listed_names, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
-from seamseg.utils.progress import ProgressCallback
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 
 class Problem(NamedTuple):

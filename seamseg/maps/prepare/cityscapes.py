@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from seamseg.maps.folder import IMAGE_EXTENSIONS
-from seamseg.maps.formats.cityscapes.labels import (
-    EVALUATED,
-    INSTANCES_FROM,
-    LABEL_OF,
-    LICENSE_PLATES,
-    cityscapes_classes,
-)
+from seamseg.maps.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, cityscapes_classes, label_of_instance
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import SourceTree, read_map
 from seamseg.maps.prepare.convert import (
@@ -49,14 +46,7 @@ def prepare_cityscapes(
         "leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
         f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(splits)}{tree.hint}"
     )
-    found = find_splits(
-        root,
-        splits,
-        lists,
-        lambda split: find_frames(tree, split, options.of_split(lists[split])),
-        expected,
-        options.log,
-    )
+    found = find_splits(root, splits, lists, partial(find_frames, tree), expected, options)
     return convert_splits(out, _CLASSES, found, read_instances, options)
 
 
@@ -88,15 +78,9 @@ def find_frames(tree: SourceTree, split: str, options: ConversionOptions) -> lis
 
 def read_instances(frame: SourceFrame) -> Instances:
     """Read an `instanceIds` image: `label * 1000 + number`, or the label alone for a crowd or stuff."""
-    values = read_map(frame.annotation)
 
     def describe(value: int) -> tuple[int, int]:
-        alone = value < INSTANCES_FROM
-        label = value if alone else value // INSTANCES_FROM
-        if label not in LABEL_OF and value != LICENSE_PLATES["instanceIds"]:
-            raise InputError(
-                f"{frame.annotation}: {value} is not a Cityscapes instance id (label {label} does not exist)"
-            )
-        return _CLASS_OF_LABEL.get(label, VOID), int(alone)
+        label = int(label_of_instance(np.array(value), frame.annotation))
+        return _CLASS_OF_LABEL.get(label, VOID), int(value < INSTANCES_FROM)
 
-    return number_segments(values, describe, _CLASSES)
+    return number_segments(read_map(frame.annotation), describe, _CLASSES)

@@ -12,9 +12,9 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.prepare.account import Skips, SplitAccount, add_skipped, all_skipped
 from seamseg.maps.prepare.archives import ArchiveMember, File
 from seamseg.maps.prepare.pairs import spellings
-from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
+from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame
 from seamseg.utils.errors import InputError
-from seamseg.utils.progress import ProgressCallback
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 T = TypeVar("T")
 
@@ -116,24 +116,24 @@ def find_splits(
     root: str | Path,
     wanted: Sequence[str],
     known: Mapping[str, str],
-    find: Callable[[str], T | None],
+    find: Callable[[str, ConversionOptions], T | None],
     expected: str,
-    log: Callable[[str], None],
+    options: ConversionOptions,
 ) -> dict[str, T]:
     """Return what `find` finds of the wanted splits of a public data set, by name of the list, and log what is missing.
 
-    `known` has the names of the lists by split. A split that the data set does not define, and none with images, are an
-    InputError; `expected` describes the content of the root.
+    `known` has the names of the lists by split; `find` gets the split and the options of its list. A split that the
+    data set does not define, and none with images, are an InputError; `expected` describes the content of the root.
     """
     unknown = [split for split in wanted if split not in known]
     if unknown or not wanted:
         raise InputError(f"no split has the name {''.join(unknown[:1])!r}; choose among {', '.join(known)}")
-    found = {split: find(split) for split in dict.fromkeys(wanted)}
+    found = {split: find(split, options.of_split(known[split])) for split in dict.fromkeys(wanted)}
     if not any(found.values()):
         raise InputError(f"{root}: 0 images found; expected {expected}")
     for split, content in found.items():
         if not content:
-            log(f"{root}: no {split}, skipped")
+            options.log(f"{root}: no {split}, skipped")
     return {known[split]: content for split, content in found.items() if content}
 
 

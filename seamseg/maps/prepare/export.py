@@ -31,11 +31,11 @@ from seamseg.maps.idmaps.segments import areas_and_boxes
 from seamseg.maps.panoptic_map import Segment, SegmentInfo
 from seamseg.maps.prepare.cityscapes import SPLITS
 from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions
-from seamseg.maps.prepare.writer import no_progress, store_image
+from seamseg.maps.prepare.writer import store_image
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_links, write_json
 from seamseg.utils.parallel import available_cores, threaded_map
-from seamseg.utils.progress import ProgressCallback
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 Made = TypeVar("Made")
 

@@ -60,8 +60,10 @@ def merge_datasets(
     classes = merged_classes(folders, rules)
     prefixes = _prefixes(folders)
     splits: dict[str, list[SourceFrame]] = {}
+    index: dict[str | None, int] = {name: k for k, name in enumerate(classes.categories)}
     for folder, prefix in zip(folders, prefixes):
-        table = _class_table(folder, classes, rules)
+        # the merged class by class of the part
+        table = [index.get(_new_name(folder, name, rules), VOID) for name in folder.metadata.categories]
         for split in folder.splits:
             frames = splits.setdefault(rules.splits.get(split, split), [])
             frames += [_frame(folder, image, prefix, table) for image in folder.split(split)]
@@ -146,14 +148,6 @@ def _new_name(folder: DatasetFolder, name: str, rules: MergeRules) -> str | None
     return name
 
 
-def _class_table(folder: DatasetFolder, classes: Metadata, rules: MergeRules) -> list[int]:
-    """Return the merged class by class of the part; 255 stays void."""
-    index = {name: k for k, name in enumerate(classes.categories)}
-    names = [_new_name(folder, name, rules) for name in folder.metadata.categories]
-    table = [VOID if name is None else index[name] for name in names]
-    return table + [VOID] * (VOID + 1 - len(table))
-
-
 def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
     names = {name for folder in folders for name in folder.metadata.categories}
     of_folder = {f"{_name(folder)}/{name}" for folder in folders for name in folder.metadata.categories}
@@ -198,7 +192,8 @@ def _prefixes(folders: Sequence[DatasetFolder]) -> list[str]:
 def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> SourceFrame:
     photo = folder.image_path(image.id)
     base, *layers = folder.mask_paths(image.id)
-    info = [table[c] for c in image.cat], image.iscrowd, [folder.metadata.is_thing(c) for c in image.cat]
+    cat = [VOID if c == VOID else table[c] for c in image.cat]
+    info = cat, image.iscrowd, [folder.metadata.is_thing(c) for c in image.cat]
     return SourceFrame(prefix + image.id, photo, base, photo.name, info=info, others=tuple(layers))
 
 

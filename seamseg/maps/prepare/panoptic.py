@@ -71,7 +71,7 @@ def prepare_coco(
     """
     options, tree = options.begin(), SourceTree(root, ("", "annotations"))
 
-    def find(split: str) -> PanopticSource | None:
+    def find(split: str, _: ConversionOptions) -> PanopticSource | None:
         path = f"annotations/panoptic_{split}.json"
         file = tree.file(path)
         if file is None:
@@ -83,8 +83,7 @@ def prepare_coco(
         "annotations/panoptic_val2017.json, annotations/panoptic_val2017/*.png and val2017/*.jpg, "
         f"or their zip files{tree.hint}"
     )
-    lists = dict(zip(COCO_SPLITS, COCO_SPLITS))
-    sources = find_splits(root, splits, lists, find, expected, options.log)
+    sources = find_splits(root, splits, dict(zip(COCO_SPLITS, COCO_SPLITS)), find, expected, options)
     for source in sources.values():
         if not source.masks:
             raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG and no zip file of it{tree.hint}")

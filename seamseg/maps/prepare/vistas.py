@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from seamseg.maps.formats.metadata import Metadata, parse_colour
 from seamseg.maps.formats.vistas import GROUP_SUFFIX, INSTANCES_PER_LABEL, is_group
 from seamseg.maps.images import open_mask
@@ -60,15 +58,8 @@ def prepare_vistas(
     labels = read_labels(config)
     first = "".join(splits[:1])
     expected = f"{first}/images/*.jpg and {first}/instances/*.png or {first}/v{version}/instances/*.png{tree.hint}"
-    lists = dict(zip(SPLITS, SPLITS))
-    found = find_splits(
-        root,
-        splits,
-        lists,
-        lambda split: find_frames(tree, split, version, options.of_split(split)),
-        expected,
-        options.log,
-    )
+    find = partial(find_frames, tree, version)
+    found = find_splits(root, splits, dict(zip(SPLITS, SPLITS)), find, expected, options)
     return convert_splits(out, labels.classes, found, partial(read_instances, labels=labels), options)
 
 
@@ -133,7 +124,7 @@ def _entry(number: int, label: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def find_frames(tree: SourceTree, split: str, version: str, options: ConversionOptions) -> list[SourceFrame]:
+def find_frames(tree: SourceTree, version: str, split: str, options: ConversionOptions) -> list[SourceFrame]:
     """Return the annotated images of a split, by name; InputError if an annotation has no image."""
     folder = f"{split}/v{version}/instances"
     annotations = tree.files(folder)
@@ -157,7 +148,7 @@ def read_instances(frame: SourceFrame, labels: VistasLabels) -> Instances:
     """Read the instances of an image of `instances/`, of 16 bits per pixel."""
     data = read_file(frame.annotation, "instances of Vistas")
     values = open_mask(str(frame.annotation), data)
-    if values.max() < INSTANCES_PER_LABEL and _png_depth(data) != 16:
+    if values.max() < INSTANCES_PER_LABEL and (data[:4] != b"\x89PNG" or data[24] != 16):
         raise InputError(f"{frame.annotation}: not 16 bits per pixel; is it from labels/ instead of instances/?")
     highest = int(values.max()) // INSTANCES_PER_LABEL
     if highest >= len(labels.class_of):
@@ -170,7 +161,3 @@ def read_instances(frame: SourceFrame, labels: VistasLabels) -> Instances:
         return labels.class_of[label], int(labels.is_group[label])
 
     return number_segments(values, describe, labels.classes)
-
-
-def _png_depth(data: bytes) -> int:
-    return data[24] if data[:4] == b"\x89PNG" and len(data) > 24 else np.iinfo(np.int32).bits

@@ -54,7 +54,7 @@ from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.process_settings import return_memory
-from seamseg.utils.progress import ProgressCallback
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 _JOURNALS = ".prepare"
 _MOST_FAILED = 20
@@ -84,11 +84,6 @@ class SourceFrame:
 
 Reader = Callable[[SourceFrame], Instances]
 Link = Literal["hard", "symbolic", "copy"]
-
-
-def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]:
-    """Return the iterable; shows no progress."""
-    return iterable
 
 
 class DatasetWriter:
@@ -190,7 +185,8 @@ class DatasetWriter:
         ids = [frame.id for frame in frames]
         self._check_names(split, frames, ids)
         journal = Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
-        records = self._finished(split) | {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
+        written = {k: r for k, r in journal.read().items() if all((self.root / f).is_file() for f in r["files"])}
+        records = self._finished(split) | written
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
         # the masks will no longer fit `metadata.bin`
         (self.root / "lst" / f"{split}.txt").unlink(missing_ok=True)
@@ -300,9 +296,6 @@ class DatasetWriter:
         except (ValueError, LookupError, TypeError):  # edited by hand: convert the images again
             return {}
         return records
-
-    def _is_on_disk(self, record: dict[str, Any]) -> bool:
-        return all((self.root / name).is_file() for name in record["files"])
 
 
 def _print_failures(failed: Iterable[SeamsegError]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from seamseg.maps.report.summary import ImageEntry, ReportRun, run_titles, summa
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.parallel import threaded_map
-from seamseg.utils.progress import ProgressCallback
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 _THREADS = 2
 """That read maps and images."""
@@ -35,7 +35,7 @@ def write_report(
     path: str | Path,
     evaluation: Evaluation,
     against: Evaluation | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = no_progress,
     images: int = 500,
     photos: Path | None = None,
     size: int = 640,
@@ -61,8 +61,8 @@ def write_report(
     with replacing(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", errors="replace") as file:
         file.write(before)
         file.writelines(_json_block("summary", summary_block(runs, chosen, unpaired)))
-        built: Iterable[Any] = threaded_map(build, _records(evaluations, chosen), _THREADS)
-        for content, has_image, found in built if progress is None else progress(built, len(chosen), "drawing"):
+        built = threaded_map(build, _records(evaluations, chosen), _THREADS)
+        for content, has_image, found in progress(built, len(chosen), "drawing"):
             without += not has_image
             problems += found
             file.writelines(_json_block("image", content))

@@ -315,29 +315,3 @@ def test_another_photo_of_the_same_name_in_another_list(tmp_path):
     with pytest.raises(InputError, match=r"moved\.png: .*out has another image of the name 'im0', in the list train"):
         convert_splits(out, classes(), {"test": [other]}, read, options)
     assert not (out / "lst" / "test.txt").exists()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"size": []},
-        {"size": ["a", "b"]},
-        {"size": [-1, 2]},
-        {"cat": [255, 0]},
-        {"annotations": [1]},
-        {"skipped": ["a"]},
-        {"skipped": [["a", "b", "c"]]},
-        {"skipped": [[["a"], "b"]]},
-        {"files": [1]},
-    ],
-)
-def test_records_of_another_hand_are_ignored(tmp_path, change):
-    record = {"id": "a", "file_name": "a.png", "stamp": "", "void": 0, "size": [4, 5], "cat": [255], "iscrowd": [0]}
-    record |= {"annotations": [{}], "skipped": [["reason", "item"]], "files": ["img/a.png"]}
-    journal = Journal(tmp_path / "train.jsonl", classes())
-    with journal.appending([record, {**record, "id": "b", **change}]):
-        pass
-    assert list(journal.read()) == ["a"]
-    with (tmp_path / "train.jsonl").open("ab") as file:
-        file.write(b"\xff\xfe\n")
-    assert list(journal.read()) == ["a"]

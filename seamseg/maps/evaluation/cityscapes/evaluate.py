@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden
 from seamseg.utils.limits import open_pillow, reading_image
 from seamseg.utils.parallel import threaded_map
+from seamseg.utils.progress import ProgressCallback, no_progress
 
 CLASSES = [ClassInfo(label.name, label.id, label.has_instances) for label in EVALUATED]
 """The 19 classes in the order of the benchmark; their ids are the label ids."""
@@ -49,9 +50,8 @@ _LAYOUT = "panoptic.json (or *_panoptic.json) with its PNGs, pixel/*.png, instan
 
 @dataclass(frozen=True)
 class _ComparedFrame:
-    """A frame whose files were checked: the overlaps of its instances, and the joint histogram of its segments."""
+    """What was read of a frame: the overlaps of its instances, and the joint histogram of its segments."""
 
-    frame: CityscapesFrame
     instance: Mapping[str, Any] | None
     panoptic: tuple[np.ndarray, np.ndarray] | None
 
@@ -60,7 +60,7 @@ def evaluate_cityscapes(
     gt: str | Path,
     pred: str | Path,
     workers: int = 1,
-    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> CityscapesScores:
     """Compute the pixel-level, instance-level and panoptic scores of the Cityscapes benchmark, frame by frame.
 
@@ -85,9 +85,8 @@ def evaluate_cityscapes(
     pixel = None if results.pixel is None else PixelLevel()
     instance = None if results.instance is None else InstanceLevel(results.root)
     panoptic = PanopticEvaluator(CLASSES)
-    done: Iterable[_ComparedFrame] = threaded_map(lambda frame: _compare(frame, results, instance), frames, workers)
-    for one in done if progress is None else progress(done, len(frames), "comparing"):
-        frame = one.frame
+    done = threaded_map(lambda frame: _compare(frame, results, instance), frames, workers)
+    for one, frame in zip(progress(done, len(frames), "comparing"), frames):
         if pixel is not None and results.pixel is not None:
             pixel.add(frame, results.pixel[frame.stem])
         if instance is not None and one.instance is not None:
@@ -131,7 +130,7 @@ def _compare(frame: CityscapesFrame, results: Results, instance: InstanceLevel |
         ids = results.panoptic.read_ids(annotation)
         check_sizes(instance_ids.shape, ids.shape, path)
         panoptic = joint_histogram(instance_ids, ids)
-    return _ComparedFrame(frame, matches, panoptic)
+    return _ComparedFrame(matches, panoptic)
 
 
 def _check_masks(path: Path, root: Path, shape: tuple[int, ...]) -> None:

@@ -117,7 +117,7 @@ def read_map(path: Path, what: str) -> np.ndarray:
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
-def label_of_instance(values: np.ndarray, path: Path) -> np.ndarray:
+def label_of_instance(values: np.ndarray, path: object) -> np.ndarray:
     """Look up the label id of values of an `instanceIds` map; licence plates have label 0, others an InputError."""
     labels = np.where(values < INSTANCES_FROM, values, values // INSTANCES_FROM)
     labels[values == LICENSE_PLATES["instanceIds"]] = 0
