@@ -6,7 +6,6 @@ Arguments are checked here or by their callers, so that the functions never read
 from __future__ import annotations
 
 import ctypes
-import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,18 +85,13 @@ class Library:
     def _copy_and_free(
         self, take: str, result: int, *specs: tuple[tuple[int, ...], DTypeLike]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Copy a result to two arrays of these shapes and dtypes and free it, even if the allocation fails."""
-        try:
-            first, second = (np.empty(*spec) for spec in specs)
-        except BaseException:
-            self._call(take, result, None, None)
-            raise
+        """Copy a result to two arrays of these shapes and dtypes and free it."""
+        first, second = (np.empty(*spec) for spec in specs)
         self._call(take, result, first, second)
         return first, second
 
     def decode_id_runs(self, stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return first pixel and id of each run, both `K` int32; see :func:`.id_runs.decode_id_runs`."""
-        height, width = _as_int64("height", height), _as_int64("width", width)
         row_bytes = 3 * width + 1
         # first, because it refuses sizes for which the C library would allocate too much
         bands = row_bands(stream, height, row_bytes)
@@ -127,7 +121,7 @@ class Library:
                 raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and of the same length")
             runs += [starts, ids, starts.size]
         count = _INT64(0)
-        pairs = self._call("joint_histogram_of_runs", *runs, _as_int64("total", total), ctypes.byref(count))
+        pairs = self._call("joint_histogram_of_runs", *runs, total, ctypes.byref(count))
         return self._pairs(pairs, count.value)
 
     def _pairs(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -232,14 +226,6 @@ class _Axis(ctypes.Structure):
     def of(cls, axis: Axis) -> _Axis:
         """Return the structure, which reads the arrays of `axis`."""
         return cls(axis.first.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape)
-
-
-def _as_int64(name: str, value: int) -> int:
-    """Check the range of an integer, which ctypes would truncate."""
-    number = operator.index(value)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"{name} must fit into 64 bits, got {number}")
-    return number
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:

@@ -5,9 +5,7 @@ The accounts of a dataset folder are in its `prepared.json`.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -137,7 +135,7 @@ class Journal:
         for line in self._path.read_bytes().splitlines():
             try:
                 values.append(parse_json(line))
-            except ValueError:  # the line that was being written when the process was killed
+            except ValueError:  # written in part: the process was killed, or the disk full
                 break
         if not values or values[0] != self._header:
             return {}
@@ -152,10 +150,8 @@ class Journal:
         with self._path.open("ab", buffering=0) as file:
 
             def append(record: dict[str, Any]) -> None:
-                line = (json.dumps(record) + "\n").encode()
                 try:
-                    if file.write(line) < len(line):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    file.write((json.dumps(record) + "\n").encode())
                 except OSError as error:
                     raise cannot_write(self._path, error) from error
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.panoptic_cases import CLASSES, infos, isthing, random_pair
-from support.processes import launch
 
 from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator
-from seamseg.utils.distributed import distributed, sum_over_processes
 
 IMAGES = 40
 
@@ -57,19 +53,3 @@ def test_shares_merged_in_any_order(whole, order, cuts, draw):
         assert np.array_equal(got.state(), expected.state())
         assert got.scores().to_json() == expected.scores().to_json()
         assert got.n_images == IMAGES
-
-
-def scores_of_a_share(rank, join, folder):
-    join()
-    with distributed("cpu") as world:
-        mine = evaluator_of(range(rank, IMAGES, world.size))
-        mine.load_state(sum_over_processes(world, torch.from_numpy(mine.state())).numpy())
-        (folder / f"{world.size}_{rank}.json").write_text(json.dumps(mine.scores().to_json()))
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_that_share_the_images(tmp_path, size):
-    launch(scores_of_a_share, size, tmp_path)
-    expected = json.dumps(evaluator_of(range(IMAGES)).scores().to_json())
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == [expected] * size

@@ -281,17 +281,6 @@ def test_labels_of_things_only_have_a_background(tmp_path):
     assert {name for name, _, _ in segment_masks(tmp_path / "out")["a"]} == {"background", "car"}
     prepare_cvat(tmp_path / "void", split, tmp_path / "classes.ini", ConversionOptions(1, void_background=True))
     assert {name for name, _, _ in segment_masks(tmp_path / "void")["a"]} == {"car"}
-    root = label_studio_export(
-        tmp_path / "b" / "e",
-        {"data": {"image": "a.jpg"}, "predictions": [{"result": [region("car", box(2, 2, 6, 6))]}]},
-    )
-    (tmp_path / "b" / "classes.ini").write_text("[car]\nid = 1\nkind = thing\n")
-    read_tasks(root)
-    car = box(2, 2, 6, 6)
-    assert segment_masks(tmp_path / "b" / "out")["a"] == {
-        ("car", 0, car.tobytes()),
-        ("background", 0, (~car).tobytes()),
-    }
 
 
 def test_a_class_background_in_cvat(tmp_path):

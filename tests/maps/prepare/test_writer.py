@@ -1,9 +1,7 @@
 """The folder writer: atomic and resumable."""
 
 import errno
-import json
 import os
-import resource
 import signal
 from dataclasses import replace
 from functools import partial
@@ -15,7 +13,6 @@ from PIL import Image
 from support.tiny_dataset import classes
 
 from seamseg.maps.formats.metadata import Metadata, read_metadata
-from seamseg.maps.prepare.account import Journal
 from seamseg.maps.prepare.convert import ConversionOptions, convert_splits
 from seamseg.maps.prepare.pairs import Instances
 from seamseg.maps.prepare.writer import DatasetWriter, SourceFrame
@@ -131,20 +128,6 @@ def test_killed_worker(tmp_path):
         run(out, frames, 2)
     frames[4].annotation.write_text("fine")
     assert len(run(out, frames, 2).images) == 6
-
-
-def test_a_line_that_is_written_in_part(tmp_path):
-    """The next one would be in the same line."""
-    journal = Journal(tmp_path / "train.jsonl", classes())
-    limit = len(json.dumps(journal._header)) + 20
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with journal.appending([]) as append:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        try:
-            with pytest.raises(SeamsegError, match=r"train\.jsonl: cannot be written.*No space left"):
-                append({"id": "a" * 100})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_links_and_copies(tmp_path, monkeypatch):
