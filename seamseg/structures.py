@@ -1,4 +1,4 @@
-"""Types shared by data, models and inference: PackedSequence, Batch, TargetInfo, DeferredTransform.
+"""Types shared by data, models and inference: PackedSequence, Batch, Things, Features.
 
 Conventions (docs/design/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner;
 images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree
+
+from seamseg.maps.panoptic_map import VOID
 
 
 class PackedSequence:
@@ -260,6 +262,60 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Things:
+    """The things of one image that the network is trained on.
+
+    boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`. Crowds, and ids that do not occur in the mask,
+    are left out. `crowd` is a bool `H x W`, True on pixels of crowds, or for detection the boxes `C x 4` of the crowds
+    of things; None if there is no crowd.
+    """
+
+    boxes: Tensor
+    classes: Tensor
+    ids: Tensor
+    crowd: Tensor | None
+
+    @staticmethod
+    def of(batch: Batch, num_stuff: int, crowd_boxes: bool = False) -> list[Things]:
+        """Return the things of each image of a batch, whose class is at least `num_stuff`.
+
+        With `crowd_boxes` crowds are boxes, and the batch needs no masks. Without `target_info` the host waits.
+        """
+        target_info = batch.with_target_info().target_info
+        assert target_info is not None
+        chosen = [_ids_of_things(info, num_stuff, crowd=False) for info in target_info]
+        device = batch.boxes.device
+        assert device is not None
+        # ids and classes of all images in one copy
+        ids_of_all = [i for ids in chosen for i in ids]
+        classes_of_all = [info.categories[i] for info, ids in zip(target_info, chosen) for i in ids]
+        numbers = upload(torch.tensor([ids_of_all, classes_of_all], dtype=torch.long), device)
+        parts = torch.split(numbers, [len(ids) for ids in chosen], dim=1)
+        things = []
+        images = zip(batch.masks, batch.iscrowd, batch.boxes, target_info, parts)
+        for masks, iscrowd, boxes, info, (ids, classes) in images:
+            assert iscrowd is not None
+            assert boxes is not None
+            crowd = None
+            if crowd_boxes and (crowds := _ids_of_things(info, num_stuff, crowd=True)):
+                crowd = boxes[upload(torch.tensor(crowds), device)]
+            elif not crowd_boxes and any(info.iscrowd):
+                assert masks is not None
+                crowd = iscrowd.bool()[masks].any(dim=0)
+            things.append(Things(boxes[ids], classes - num_stuff, ids, crowd))
+        return things
+
+
+def _ids_of_things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
+    """Return the ids of things that have a box and are a crowd, or are not."""
+    return [
+        i
+        for i, (category, is_crowd, has_box) in enumerate(zip(*info, strict=True))
+        if category >= num_stuff and category != VOID and is_crowd == crowd and has_box
+    ]
+
+
+@dataclass(frozen=True)
 class Features:
     """A batch after the body.
 
@@ -282,3 +338,10 @@ class Features:
             like = self.levels[0]
             return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
         return rows, index
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values of the host to a device; the host does not wait for the copy."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)

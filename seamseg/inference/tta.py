@@ -14,12 +14,11 @@ from seamseg.data.input_size import value_factor
 from seamseg.inference.options import Augmentation
 from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.models.heads.custom import mirrored_map, resized
-from seamseg.models.heads.select import upload
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion
-from seamseg.structures import PackedSequence
+from seamseg.structures import PackedSequence, upload
 
 
 def predict_augmented(

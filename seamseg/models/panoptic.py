@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from seamseg.config import Config
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, run_heads
-from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead, ROIOutputs, Things, leading_rows
-from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, rpn_losses
+from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead, ROIOutputs, leading_rows
+from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNOutputs, rpn_losses
 from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, Terms, mark_sizes_dynamic
+from seamseg.models.network import BatchOptions, Losses, mark_sizes_dynamic
 from seamseg.models.panoptic_inference import DetectionSelector, PanopticInference
-from seamseg.structures import Batch, Features, PackedSequence
+from seamseg.structures import Batch, Features, PackedSequence, Things
 
 
 class DenseOutputs(NamedTuple):
@@ -94,15 +94,12 @@ class NetworkOptions(BatchOptions):
 class TrainingOutputs:
     """Outputs of the network that :meth:`PanopticNet.loss` needs.
 
-    anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, things and proposals of each image (with rows of NaN
-    after the last, if samples are fixed), semantic_logits `N x classes x h x w` or None without a semantic head, and
-    the outputs of custom heads.
+    things and proposals of each image (with rows of NaN after the last, if samples are fixed), semantic_logits
+    `N x classes x h x w` or None without a semantic head, and the outputs of the other heads.
     """
 
     features: Features
-    anchors: Tensor
-    obj_logits: Tensor
-    bbx_logits: Tensor
+    rpn: RPNOutputs
     things: list[Things]
     proposals: PackedSequence
     rois: ROIOutputs
@@ -166,44 +163,36 @@ class PanopticNet(PanopticInference):
         sample runs the ROI head on zero rows: it takes part in every collective, forwards and backwards, with a weight
         of 0, and every parameter gets a gradient, there of 0.
         """
-        features, make = self.encode(images), self.options.proposals
-        anchors, obj_logits, bbx_logits = self.score_anchors(features)
+        options, features = self.options, self.encode(images)
+        anchors, obj_logits, bbx_logits = rpn = self.score_anchors(features)
         scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
         # with a fixed number of samples the host need not know how many proposals there are
-        fixed = self.options.matcher.config.fixed_samples
-        proposals = PackedSequence(list(make.padded(*scored)[0])) if fixed else make(*scored)
-        things = Things.of(targets, self.options.num_stuff, self.options.crowd_boxes)
+        fixed = options.matcher.config.fixed_samples
+        proposals = PackedSequence(list(options.proposals.padded(*scored)[0])) if fixed else options.proposals(*scored)
+        things = Things.of(targets, options.num_stuff, options.crowd_boxes)
         rois = self._sample_rois(features, proposals, things)
         semantic_logits, heads = self.classify(features), run_heads(self.custom_heads, features)
-        return TrainingOutputs(
-            features, anchors, obj_logits, bbx_logits, things, proposals, rois, semantic_logits, heads
-        )
+        return TrainingOutputs(features, rpn, things, proposals, rois, semantic_logits, heads)
 
     def loss(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses of a batch, not weighted (docs/contract.md, section 4), custom heads last.
 
         Those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows.
         """
-        things, features, rpn = outputs.things, outputs.features, self.options.anchor_matcher.config
-        boxes, crowds = [t.boxes for t in things], [t.crowd for t in things]
-        matches = self.options.anchor_matcher.batch(outputs.anchors, boxes, features.valid_sizes, crowds)
-        scored = outputs.obj_logits, outputs.bbx_logits, outputs.anchors
-        terms: Terms = {
-            **rpn_losses(*scored, matches, boxes, rpn.sigma, rpn.num_samples),
-            **outputs.rois.losses(things, targets.masks, self.options.matcher.config),
-        }
+        things, features, matcher = outputs.things, outputs.features, self.options.anchor_matcher
+        matches = matcher.batch(outputs.rpn.anchors, things, features.valid_sizes)
+        terms = rpn_losses(outputs.rpn, matches, things, matcher.config)
+        terms |= outputs.rois.losses(things, targets.masks, self.options.matcher.config)
         if outputs.semantic_logits is not None:
             terms |= self.options.semantic_loss(outputs.semantic_logits, features.padded_size, targets)
         return Losses.of(terms | head_losses(outputs.heads, targets))
 
     def _sample_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
-        sampled = self.options.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd for t in things])
+        sampled = self.options.matcher.batch(list(proposals), things)
         boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
         rows = leading_rows(sampled, boxes.device)
-        rows_only = self.roi_head.with_masks and self.options.matcher.config.mask_positives_only
-        cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows, **({"rows_only": True} if rows_only else {}))
-        return ROIOutputs(sampled, cls_logits, bbx_logits, msk_logits)
+        return ROIOutputs(sampled, rows, *self.roi_head(x, rows, self.options.matcher.config.mask_positives_only))
 
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body, or at inference `run_dense`."""
@@ -226,10 +215,10 @@ class PanopticNet(PanopticInference):
         scored: tuple[Tensor, Tensor, list[tuple[int, int]]] = self.rpn_head(levels[first : first + number])
         return scored
 
-    def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
+    def score_anchors(self, features: Features) -> RPNOutputs:
+        """Run the RPN head, unless its outputs are known."""
         obj_logits, bbx_logits, shapes = features.rpn_outputs or self._run_rpn(features.levels)
-        return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+        return RPNOutputs(self.options.anchors(tuple(shapes), obj_logits.device), obj_logits, bbx_logits)
 
     def classify(self, features: Features) -> Tensor | None:
         """Return semantic logits at the finest level's size; None without a semantic head."""

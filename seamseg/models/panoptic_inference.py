@@ -13,12 +13,12 @@ from seamseg.config.sections import Roi
 from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.roi import ROIHead
-from seamseg.models.heads.select import upload
+from seamseg.models.heads.rpn import RPNOutputs
 from seamseg.models.network import Network
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.structures import Features, PackedSequence
+from seamseg.structures import Features, PackedSequence, upload
 
 if TYPE_CHECKING:
     from seamseg.models.panoptic import NetworkOptions
@@ -68,8 +68,8 @@ class PanopticInference(Network):
         """Run the body on images `3 x H x W`."""
         raise NotImplementedError
 
-    def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
+    def score_anchors(self, features: Features) -> RPNOutputs:
+        """Return the anchors of a batch, their logits and box codes."""
         raise NotImplementedError
 
     def classify(self, features: Features) -> Tensor | None:

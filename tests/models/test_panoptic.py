@@ -10,9 +10,8 @@ from torch.testing import assert_close
 from seamseg.config import KINDS
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import crowd_fraction
-from seamseg.structures import Features, PackedSequence
+from seamseg.structures import Features, PackedSequence, Things
 
 
 @pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no"])

@@ -25,9 +25,8 @@ from support.networks import (
 from seamseg.config import config_from_string, load_config
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_training_module
-from seamseg.models.panoptic import Things
 from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.structures import PackedSequence
+from seamseg.structures import PackedSequence, Things
 
 PANOPTIC, INSTANCES = "train", "train_instance_seg"
 VARIANTS = {file: json.loads(bytes(array(file, "variants"))) for file in (PANOPTIC, INSTANCES)}
@@ -113,10 +112,12 @@ def test_losses(step):
 def proposal_logits(step):
     """Objectness logits of our proposals, looked up by their boxes."""
     outputs = step.outputs
-    boxes = clip_boxes(decode_boxes(outputs.anchors, outputs.bbx_logits[0].detach()), outputs.features.valid_sizes[0])
+    boxes = clip_boxes(
+        decode_boxes(outputs.rpn.anchors, outputs.rpn.bbx_logits[0].detach()), outputs.features.valid_sizes[0]
+    )
     anchors = (outputs.proposals[0][:, None] == boxes).all(dim=2)
     assert anchors.any(dim=1).all()
-    return outputs.obj_logits[0].detach()[anchors.int().argmax(dim=1)]
+    return outputs.rpn.obj_logits[0].detach()[anchors.int().argmax(dim=1)]
 
 
 def order_of(found, wanted):
@@ -147,7 +148,7 @@ def test_anchors_that_count(step):
     torch.manual_seed(0)
     (things,) = Things.of(step.batch, NUM_STUFF)
     matcher, outputs = step.module.net.options.anchor_matcher, step.outputs
-    (match,) = matcher.batch(outputs.anchors, [things.boxes], outputs.features.valid_sizes, [things.crowd])
+    (match,) = matcher.batch(outputs.rpn.anchors, [things], outputs.features.valid_sizes)
     if step.has("rpn_match_full"):
         np.testing.assert_array_equal(match.numpy(), step.stored("rpn_match_full"))
     else:

@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config.sections import Roi
-from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.rpn import BACKGROUND, box_targets
-from seamseg.models.heads.select import nth_true, rank_samples, upload
+from seamseg.models.heads.select import nth_true, rank_samples
 from seamseg.models.network import Terms
 from seamseg.ops.boxes import box_area, crowd_fraction, match_boxes, smooth_l1
 from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
-from seamseg.structures import Batch, PackedSequence, TargetInfo
+from seamseg.structures import PackedSequence, Things, upload
 
 
 @dataclass(frozen=True)
@@ -146,60 +145,6 @@ def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:
     return is_tiling(layer) and layer.stride == (2, 2) and layer.bias is None
 
 
-@dataclass(frozen=True)
-class Things:
-    """The things of one image that the network is trained on.
-
-    boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`. Crowds, and ids that do not occur in the mask,
-    are left out. `crowd` is a bool `H x W`, True on pixels of crowds, or for detection the boxes `C x 4` of the crowds
-    of things; None if there is no crowd.
-    """
-
-    boxes: Tensor
-    classes: Tensor
-    ids: Tensor
-    crowd: Tensor | None
-
-    @staticmethod
-    def of(batch: Batch, num_stuff: int, crowd_boxes: bool = False) -> list[Things]:
-        """Return the things of each image of a batch, whose class is at least `num_stuff`.
-
-        With `crowd_boxes` crowds are boxes, and the batch needs no masks. Without `target_info` the host waits.
-        """
-        target_info = batch.with_target_info().target_info
-        assert target_info is not None
-        chosen = [_things(info, num_stuff, crowd=False) for info in target_info]
-        device = batch.boxes.device
-        assert device is not None
-        # ids and classes of all images in one copy
-        ids_of_all = [i for ids in chosen for i in ids]
-        classes_of_all = [info.categories[i] for info, ids in zip(target_info, chosen) for i in ids]
-        numbers = upload(torch.tensor([ids_of_all, classes_of_all], dtype=torch.long), device)
-        parts = torch.split(numbers, [len(ids) for ids in chosen], dim=1)
-        things = []
-        images = zip(batch.masks, batch.iscrowd, batch.boxes, target_info, parts)
-        for masks, iscrowd, boxes, info, (ids, classes) in images:
-            assert iscrowd is not None
-            assert boxes is not None
-            crowd = None
-            if crowd_boxes and (crowds := _things(info, num_stuff, crowd=True)):
-                crowd = boxes[upload(torch.tensor(crowds), device)]
-            elif not crowd_boxes and any(info.iscrowd):
-                assert masks is not None
-                crowd = iscrowd.bool()[masks].any(dim=0)
-            things.append(Things(boxes[ids], classes - num_stuff, ids, crowd))
-        return things
-
-
-def _things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
-    """Return the ids of things that have a box and are a crowd, or are not."""
-    return [
-        i
-        for i, (category, is_crowd, has_box) in enumerate(zip(*info, strict=True))
-        if category >= num_stuff and category != VOID and is_crowd == crowd and has_box
-    ]
-
-
 class ROISample(NamedTuple):
     """The sampled proposals of one image.
 
@@ -238,66 +183,45 @@ class ProposalMatcher:
     permutation: Callable[[int], Tensor] = torch.randperm
 
     @torch.no_grad()
-    def batch(
-        self, proposals: Sequence[Tensor | None], boxes: Sequence[Tensor | None], crowds: Sequence[Tensor | None]
-    ) -> list[ROISample | None]:
-        """Match and sample the proposals `K x 4` of each image; its ground-truth boxes `G x 4` count as proposals too.
+    def batch(self, proposals: Sequence[Tensor | None], things: Sequence[Things]) -> list[ROISample | None]:
+        """Match and sample the proposals `K x 4` of each image; the boxes of its things count as proposals too.
 
-        Proposals of NaN are padding; `crowds` as for :func:`seamseg.ops.boxes.crowd_fraction`. None for an image
-        without samples, with `fixed_samples` only for one without boxes and without proposals.
+        Proposals of NaN are padding. None for an image without samples, with `fixed_samples` only for one without
+        things and without proposals.
         """
-        images = [self._candidates(*image) for image in zip(proposals, boxes, crowds, strict=True)]
+        images = [self._candidates(*image) for image in zip(proposals, things, strict=True)]
         if self.config.fixed_samples:
             return [None if image is None else self._sample_fixed(image) for image in images]
-        return self._sample(images)
+        numbers = [torch.stack((c.positive.sum(), c.negative.sum())) for c in images if c is not None]
+        counts = iter(torch.stack(numbers).tolist() if numbers else ())
+        return [None if image is None else self._sample(image, *next(counts)) for image in images]
 
-    def _candidates(self, proposals: Tensor | None, boxes: Tensor | None, crowd: Tensor | None) -> _Candidates | None:
-        if boxes is not None and boxes.shape[0] == 0:
-            boxes = None
-        counts = boxes is not None or self.config.sample_empty_images
-        parts = [b for b in (boxes, proposals) if b is not None]
-        if not parts or not (counts or self.config.fixed_samples):
+    def _candidates(self, proposals: Tensor | None, things: Things) -> _Candidates | None:
+        counts = things.boxes.shape[0] > 0 or self.config.sample_empty_images
+        boxes = things.boxes if proposals is None else torch.cat((things.boxes, proposals))
+        if boxes.shape[0] == 0 or not (counts or self.config.fixed_samples):
             return None
-        candidates = torch.cat(parts)
-        usable = ~candidates.isnan().any(dim=1)
-        if self.config.void_threshold > 0 and crowd is not None:
+        usable = ~boxes.isnan().any(dim=1)
+        if self.config.void_threshold > 0 and things.crowd is not None:
             # empty boxes have no overlap (NaN) and stay
-            usable = usable & ~(crowd_fraction(candidates, crowd) >= self.config.void_threshold)
-        if boxes is None:
-            highest = candidates.new_zeros(candidates.shape[0])
-            nearest = torch.zeros_like(highest, dtype=torch.long)
-        else:
-            highest, nearest, _, _ = match_boxes(candidates, boxes)
+            usable = usable & ~(crowd_fraction(boxes, things.crowd) >= self.config.void_threshold)
+        highest, nearest, _, _ = match_boxes(boxes, things.boxes)
         positive = usable & (highest >= self.config.pos_threshold)
         negative = (
             usable & (highest < self.config.neg_threshold_hi) & (highest >= self.config.neg_threshold_lo) & ~positive
         )
-        return _Candidates(candidates, positive, negative, nearest, counts)
+        return _Candidates(boxes, positive, negative, nearest, counts)
 
-    def _sample(self, images: list[_Candidates | None]) -> list[ROISample | None]:
-        present = [image for image in images if image is not None]
-        if not present:
-            return [None] * len(images)
-        counts = torch.stack([torch.stack((c.positive.sum(), c.negative.sum())) for c in present]).tolist()
-        orders: list[Tensor] = []
-        for num_positive, num_negative in counts:
-            orders.append(self.permutation(num_positive)[: self._most_positive])
-            orders.append(self.permutation(num_negative)[: self.config.num_samples - orders[-1].shape[0]])
-        ranks = iter(
-            torch.split(upload(torch.cat(orders), present[0].boxes.device), [order.shape[0] for order in orders])
-        )
-
-        samples: list[ROISample | None] = []
-        for image in images:
-            if image is None:
-                samples.append(None)
-                continue
-            positive, negative = nth_true(image.positive, next(ranks)), nth_true(image.negative, next(ranks))
-            index = torch.cat([positive, negative])
-            match = torch.cat([image.nearest[positive], torch.full_like(negative, BACKGROUND)])
-            sample = ROISample(image.boxes[index], match, None, positive.shape[0])
-            samples.append(sample if index.shape[0] > 0 else None)
-        return samples
+    def _sample(self, image: _Candidates, num_positive: int, num_negative: int) -> ROISample | None:
+        orders = [self.permutation(num_positive)[: self._most_positive]]
+        orders.append(self.permutation(num_negative)[: self.config.num_samples - orders[0].shape[0]])
+        drawn = torch.split(upload(torch.cat(orders), image.boxes.device), [order.shape[0] for order in orders])
+        positive, negative = nth_true(image.positive, drawn[0]), nth_true(image.negative, drawn[1])
+        index = torch.cat([positive, negative])
+        if index.shape[0] == 0:
+            return None
+        match = torch.cat([image.nearest[positive], torch.full_like(negative, BACKGROUND)])
+        return ROISample(image.boxes[index], match, None, positive.shape[0])
 
     def _sample_fixed(self, image: _Candidates) -> ROISample:
         device = image.boxes.device
@@ -339,11 +263,12 @@ def labels_of(match: Tensor, classes: Tensor) -> Tensor:
 class ROIOutputs:
     """The ROI head on the samples of each image, None for an image without any: M in all images, P of them leading.
 
-    cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the leading ones,
-    None without a mask branch.
+    rows int64 `P` of the leading ones, cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x
+    things x 28 x 28` or None without a mask branch.
     """
 
     samples: list[ROISample | None]
+    rows: Tensor
     cls_logits: Tensor
     bbx_logits: Tensor
     msk_logits: Tensor | None
@@ -357,7 +282,7 @@ class ROIOutputs:
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = {"roi_cls_loss": self.cls_logits, "roi_bbx_loss": self.bbx_logits, "roi_msk_loss": self.msk_logits}
             return {name: (x.float().sum(), 0) for name, x in logits.items() if x is not None}
-        labels, codes, mask_labels, mask_planes = self._targets(things, masks, config)
+        labels, codes, planes = self._targets(things, masks, config)
         given = [sample.weight for sample in self.samples if sample is not None and sample.weight is not None]
         weights = torch.cat(given) if given else None
         count = labels.shape[0] if weights is None else weights.sum()
@@ -367,27 +292,28 @@ class ROIOutputs:
             "roi_bbx_loss": (box_loss(errors, labels, weights), count),
         }
         if self.msk_logits is not None:
-            losses["roi_msk_loss"] = mask_loss(self.msk_logits, mask_labels, mask_planes)
+            losses["roi_msk_loss"] = mask_loss(self.msk_logits, labels[self.rows], torch.cat(planes))
         return losses
 
     @torch.no_grad()
     def _targets(
         self, things: Sequence[Things], masks: PackedSequence, config: Roi
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return labels `M` and box codes `M x 4` of all samples, labels `P` and masks of the leading ones."""
-        labels, codes, leading, planes = [], [], [], []
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return labels `M` and box codes `M x 4` of all samples, and the masks of the leading ones of each image."""
+        labels, codes, planes = [], [], []
         for sample, truth, ids in zip(self.samples, things, masks, strict=True):
             if sample is None:
                 continue
             labels.append(labels_of(sample.match, truth.classes))
-            codes.append(box_targets(sample.boxes, truth.boxes, sample.match, config.bbx_reg_weights))
-            leading.append(labels[-1][: sample.leading])
+            codes.append(box_targets(sample.boxes, truth.boxes, sample.match))
             if self.msk_logits is not None:
                 assert ids is not None
                 first = (sample.boxes[: sample.leading], sample.match[: sample.leading], truth.ids, ids)
                 height, width = self.msk_logits.shape[-2:]
                 planes.append(mask_targets(*first, (height, width), config.void_is_background))
-        return torch.cat(labels), torch.cat(codes), torch.cat(leading), torch.cat(planes) if planes else torch.empty(0)
+        # Python numbers: the host would wait for the copy of a tensor of them to the device
+        weighted = zip(torch.cat(codes).unbind(1), config.bbx_reg_weights, strict=True)
+        return torch.cat(labels), torch.stack([code * weight for code, weight in weighted], dim=1), planes
 
 
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,23 +14,28 @@ from torch.nn import functional
 
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups, upload
+from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups
+from seamseg.models.network import Terms
 from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
-from seamseg.structures import PackedSequence
+from seamseg.structures import PackedSequence, Things, upload
 
 Sizes: TypeAlias = Sequence[tuple[int, int]]
 """`(height, width)` of each image without its padding."""
 
 
+@dataclass(frozen=True)
 class AnchorGenerator:
-    """All anchors of levels with the given strides, in pixels (docs/contract.md, section 4 "Anchors")."""
+    """All anchors of levels of the pyramid with these strides, in pixels (docs/contract.md, section 4 "Anchors")."""
 
-    def __init__(self, config: Rpn, strides: Sequence[int]) -> None:
-        self.config = config
-        self.strides = tuple(stride * config.stride for stride in strides)
-        self._cache: dict[tuple[tuple[tuple[int, int], ...], str], Tensor] = {}
+    config: Rpn
+    level_strides: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance of the anchors of each level in pixels."""
+        return tuple(stride * self.config.stride for stride in self.level_strides)
 
     def cell_anchors(self, stride: int) -> Tensor:
         """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
@@ -42,23 +47,15 @@ class AnchorGenerator:
             rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
         return torch.tensor(rows, dtype=torch.float64)
 
-    def __call__(self, shapes: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Tensor:
+    @lru_cache(maxsize=16)  # noqa: B019 (generators are few, and equal ones share their anchors)
+    def __call__(self, shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
         """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
-        if len(shapes) != len(self.strides):
-            raise ValueError(f"AnchorGenerator: {len(shapes)} levels, but strides for {len(self.strides)}")
-        key = (tuple(shapes), str(device))
-        # another thread may clear the cache at any time
-        anchors = self._cache.get(key)
-        if anchors is None:
-            if len(self._cache) >= 16:
-                self._cache.clear()
-            # cached for later calls, which may be outside of inference mode
-            with torch.inference_mode(False):
-                # rounded to float32 before they are shifted
-                cells = [upload(self.cell_anchors(stride).float(), torch.device(device)) for stride in self.strides]
-                anchors = torch.cat([self.level_anchors(*level) for level in zip(self.strides, shapes, cells)])
-            self._cache[key] = anchors
-        return anchors
+        # cached for later calls, which may be outside of inference mode
+        with torch.inference_mode(False):
+            # rounded to float32 before they are shifted
+            cells = [upload(self.cell_anchors(stride).float(), device) for stride in self.strides]
+            levels = zip(self.strides, shapes, cells, strict=True)
+            return torch.cat([self.level_anchors(*level) for level in levels])
 
     def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
         """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
@@ -109,6 +106,14 @@ class RPNHead(nn.Module):
         return torch.cat(obj_logits, dim=1), torch.cat(bbx_logits, dim=1), shapes
 
 
+class RPNOutputs(NamedTuple):
+    """The anchors of a batch, `A x 4`, their objectness logits `N x A` and their box codes `N x A x 4`."""
+
+    anchors: Tensor
+    obj_logits: Tensor
+    bbx_logits: Tensor
+
+
 BACKGROUND = -1
 """Match of an anchor or a proposal that is background."""
 IGNORED = -2
@@ -127,28 +132,24 @@ class AnchorMatcher:
     fixed: bool = False
 
     @torch.no_grad()
-    def batch(
-        self, anchors: Tensor, boxes: Sequence[Tensor | None], valid_sizes: Sizes, crowds: Sequence[Tensor | None]
-    ) -> Tensor:
-        """Return the ground-truth box of each anchor, :data:`BACKGROUND` or :data:`IGNORED`, int64 `N x A`.
+    def batch(self, anchors: Tensor, things: Sequence[Things], valid_sizes: Sizes) -> Tensor:
+        """Return the thing of each image that an anchor matches, :data:`BACKGROUND` or :data:`IGNORED`, int64 `N x A`.
 
-        `anchors` are `A x 4`, `boxes` `G x 4` of each image; `crowds` as for :func:`seamseg.ops.boxes.crowd_fraction`.
+        `anchors` are `A x 4`.
         """
-        matches = torch.stack([self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowds, strict=True)])
+        matches = torch.stack([self._match(anchors, *image) for image in zip(things, valid_sizes, strict=True)])
         return self._sample_fixed(matches) if self.fixed else self._sample(matches)
 
-    def _match(
-        self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd: Tensor | None
-    ) -> Tensor:
-        height, width = valid_size
+    def _match(self, anchors: Tensor, things: Things, valid_size: tuple[int, int]) -> Tensor:
+        (height, width), boxes = valid_size, things.boxes
         usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
         # an unused anchor becomes an empty box, which overlaps nothing
         anchors = torch.where(usable[:, None], anchors, 0.0)
-        if self.config.void_threshold > 0 and crowd is not None:
-            usable = usable & (crowd_fraction(anchors, crowd) < self.config.void_threshold)
+        if self.config.void_threshold > 0 and things.crowd is not None:
+            usable = usable & (crowd_fraction(anchors, things.crowd) < self.config.void_threshold)
             anchors = torch.where(usable[:, None], anchors, 0.0)
         match = torch.where(usable, BACKGROUND, IGNORED)
-        if boxes is None or boxes.shape[0] == 0 or anchors.shape[0] == 0:
+        if boxes.shape[0] == 0:
             return match
         highest, nearest, best_iou, best_anchor = match_boxes(anchors, boxes)
         match = torch.where(highest < self.config.neg_threshold, match, IGNORED)
@@ -163,23 +164,15 @@ class AnchorMatcher:
     def _sample(self, matches: Tensor) -> Tensor:
         positive, negative = matches >= 0, matches == BACKGROUND
         counts = torch.stack((positive.sum(1), negative.sum(1)), dim=1).tolist()
-        # one sample of positives or negatives for each image that has too many
-        draws: list[tuple[int, Tensor, Tensor]] = []
+        rows = list(matches)
         for i, (num_positive, num_negative) in enumerate(counts):
             wanted = min(self._most_positive, num_positive)
-            for mask, count, limit in (
-                (positive[i], num_positive, wanted),
-                (negative[i], num_negative, self.config.num_samples - wanted),
-            ):
+            limits = (positive[i], num_positive, wanted), (negative[i], num_negative, self.config.num_samples - wanted)
+            for mask, count, limit in limits:
                 if limit < count:
-                    draws.append((i, mask, torch.randperm(count)[:limit]))
-        if not draws:
-            return matches
-        ranks = upload(torch.cat([order for _, _, order in draws]), matches.device)
-        rows = list(matches)
-        for (i, mask, _), part in zip(draws, torch.split(ranks, [order.shape[0] for _, _, order in draws])):
-            kept = torch.zeros_like(mask).index_fill(0, nth_true(mask, part), True)
-            rows[i] = torch.where(mask & ~kept, IGNORED, rows[i])
+                    ranks = upload(torch.randperm(count)[:limit], mask.device)
+                    kept = torch.zeros_like(mask).index_fill(0, nth_true(mask, ranks), True)
+                    rows[i] = torch.where(mask & ~kept, IGNORED, rows[i])
         return torch.stack(rows)
 
     def _sample_fixed(self, matches: Tensor) -> Tensor:
@@ -263,22 +256,14 @@ class ProposalGenerator:
         return boxes[chosen], scores[chosen], large[chosen]
 
 
-def rpn_losses(
-    obj_logits: Tensor,
-    bbx_logits: Tensor,
-    anchors: Tensor,
-    matches: Tensor,
-    boxes: Sequence[Tensor | None],
-    sigma: float,
-    limit: int | None = None,
-) -> dict[str, tuple[Tensor, Tensor]]:
+def rpn_losses(outputs: RPNOutputs, matches: Tensor, things: Sequence[Things], config: Rpn) -> Terms:
     """Compute `obj_loss` and `bbx_loss`, sums over their count, the sampled anchors (docs/contract.md, section 4).
 
-    `matches` are from :meth:`AnchorMatcher.batch`, `boxes` the ground truth `G x 4` of each image, `limit` the largest
-    number of sampled anchors of an image. Both losses are 0, with a graph, when nothing is sampled: all ranks of a
-    training run the same backward pass.
+    `matches` are from :meth:`AnchorMatcher.batch`. Both losses are 0, with a graph, when nothing is sampled: all ranks
+    of a training run the same backward pass.
     """
-    rows, counts = first_true(matches >= BACKGROUND, min(limit or matches.shape[1], matches.shape[1]))
+    anchors, obj_logits, bbx_logits = outputs
+    rows, counts = first_true(matches >= BACKGROUND, min(config.num_samples, matches.shape[1]))
     image = torch.arange(matches.shape[0], device=matches.device)[:, None]
     match = matches[image, rows]
     positive = counts & (match >= 0)
@@ -288,24 +273,19 @@ def rpn_losses(
     errors = functional.binary_cross_entropy_with_logits(logits, positive.float(), reduction="none")
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
-    codes = torch.stack([box_targets(*of_image) for of_image in zip(anchors[rows], boxes, match, strict=True)])
-    errors = smooth_l1(bbx_logits[image, rows].float(), codes, sigma)
+    images = zip(anchors[rows], things, match, strict=True)
+    codes = torch.stack([box_targets(samples, truth.boxes, own) for samples, truth, own in images])
+    errors = smooth_l1(bbx_logits[image, rows].float(), codes, config.sigma)
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
     samples = count.clamp(min=1)
     return {"obj_loss": (obj_loss / samples, count), "bbx_loss": (bbx_loss / samples, count)}
 
 
-def box_targets(
-    samples: Tensor, boxes: Tensor | None, match: Tensor, weights: tuple[float, ...] | None = None
-) -> Tensor:
+def box_targets(samples: Tensor, boxes: Tensor, match: Tensor) -> Tensor:
     """Return the box codes `M x 4` of samples, proposals or anchors; arbitrary for one without a match.
 
-    `match` (int64 `M`) are the indices of the ground-truth boxes, `weights` the factors of the four numbers of a code.
+    `match` (int64 `M`) are the indices of the ground-truth boxes `G x 4`.
     """
-    if boxes is None or boxes.shape[0] == 0:
+    if boxes.shape[0] == 0:
         return torch.zeros_like(samples)
-    codes = encode_boxes(samples, boxes[match.clamp(min=0)])
-    if weights is None:
-        return codes
-    # Python numbers: the host would wait for the copy of a tensor of them to the device
-    return torch.stack([code * weight for code, weight in zip(codes.unbind(1), weights, strict=True)], dim=1)
+    return encode_boxes(samples, boxes[match.clamp(min=0)])

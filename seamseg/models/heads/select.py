@@ -19,13 +19,6 @@ def first_true(masks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.where(exists, index, 0), exists
 
 
-def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values of the host to a device; the host does not wait for the copy."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)
-
-
 def random_subset(chosen: Tensor, count: int) -> Tensor:
     """Return at most `count` of the True entries of a mask `... x A`, at random by the generator of the device."""
     keys = torch.where(chosen, torch.rand(chosen.shape, device=chosen.device), -1.0)

@@ -6,18 +6,18 @@ import pytest
 import torch
 from support.golden_files import crowd_mask_of
 from support.golden_files import golden as ops
-from support.sections import roi, rpn
+from support.sections import roi, rpn, things
 from torch.testing import assert_close
 
 from seamseg.models.heads.roi import ProposalMatcher, box_loss, class_loss, leading_rows
-from seamseg.models.heads.rpn import BACKGROUND, AnchorMatcher, ProposalGenerator, rpn_losses
+from seamseg.models.heads.rpn import BACKGROUND, AnchorMatcher, ProposalGenerator, RPNOutputs, rpn_losses
 
 
 def golden_images():
-    """Boxes, valid sizes and crowds of the four golden images."""
+    """Things and valid sizes of the four golden images."""
     boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")]
     crowds = [ops("rpn/crowd_mask").bool(), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128)), None, None]
-    return boxes, [tuple(size) for size in ops("rpn/valid_size").tolist()], crowds
+    return list(map(things, boxes, crowds)), [tuple(size) for size in ops("rpn/valid_size").tolist()]
 
 
 # Anchors
@@ -45,11 +45,12 @@ def test_as_many_anchors_are_drawn_as_by_the_original():
 
 
 def test_losses_look_at_no_more_anchors_than_there_are_samples():
-    found, boxes = ops("rpn/match_64_seed3_pos.6_novoid"), golden_images()[0]
+    found = ops("rpn/match_64_seed3_pos.6_novoid")
     results = []
-    for limit in (None, 64):
+    for number in (10**6, 64):
         obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
-        losses = rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0, limit)
+        outputs = RPNOutputs(ops("rpn/anchors"), obj, bbx)
+        losses = rpn_losses(outputs, found, golden_images()[0], rpn(num_samples=number))
         (losses["obj_loss"][0] + losses["bbx_loss"][0]).backward()
         results.append((losses, obj.grad, bbx.grad))
     assert_close(results[0], results[1])
@@ -79,11 +80,8 @@ def test_padded_proposals_are_those_of_a_call(min_size):
 
 
 def roi_images():
-    return (
-        [ops("roi/prop0"), ops("roi/prop1"), ops("roi/prop0")],
-        [ops("rpn/gt0"), None, ops("rpn/gt0")],
-        [ops("rpn/crowd_mask").bool(), None, None],
-    )
+    boxes, crowds = (ops("rpn/gt0"), None, ops("rpn/gt0")), (ops("rpn/crowd_mask").bool(), None, None)
+    return [ops("roi/prop0"), ops("roi/prop1"), ops("roi/prop0")], list(map(things, boxes, crowds))
 
 
 def as_set(boxes, match):
@@ -126,7 +124,7 @@ def test_images_without_ground_truth():
     proposals = torch.cat([ops("roi/prop1"), torch.full((5, 4), torch.nan)])
     for asked in (False, True):
         config = roi(num_samples=16, fixed_samples=True, sample_empty_images=asked)
-        (sample,) = ProposalMatcher(config).batch([proposals], [None], [None])
+        (sample,) = ProposalMatcher(config).batch([proposals], [things(None)])
         assert (sample.weight == float(asked)).all()
         assert (sample.match == BACKGROUND).all()
         assert sample.boxes.isfinite().all()
@@ -137,7 +135,7 @@ def test_nothing_to_sample_gives_rows_of_weight_0():
     padding, box = torch.full((5, 4), torch.nan), torch.tensor([[0.0, 0, 10, 10]])
     matcher = ProposalMatcher(roi(num_samples=8, fixed_samples=True))
     crowd = torch.ones(20, 20, dtype=torch.bool)
-    empty, covered = matcher.batch([padding, box], [torch.zeros(0, 4), box], [None, crowd])
+    empty, covered = matcher.batch([padding, box], [things(None), things(box, crowd)])
     assert (empty.boxes == 0).all()
     for sample in (empty, covered):
         assert (sample.weight == 0).all()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_files import golden as ops
 from support.golden_files import numpy_permutation
-from support.sections import roi
+from support.sections import roi, things
 from torch.testing import assert_close
 
 from seamseg.models.heads.roi import (
@@ -40,10 +40,10 @@ def test_the_same_proposals_are_drawn_as_by_the_original(case, keys):
     matcher = ProposalMatcher(roi(**keys), permutation=numpy_permutation)
     gt0, crowd_boxes = ops("rpn/gt0"), ops("rpn/crowd_bbx").float()
     images = [
-        (ops("roi/prop0"), gt0, ops("rpn/crowd_mask").bool()),
-        (ops("roi/prop1"), None, None),
-        (None, gt0, None),
-        (ops("roi/prop0"), gt0, crowd_boxes),
+        (ops("roi/prop0"), things(gt0, ops("rpn/crowd_mask").bool())),
+        (ops("roi/prop1"), things(None)),
+        (None, things(gt0)),
+        (ops("roi/prop0"), things(gt0, crowd_boxes)),
     ]
     np.random.seed(11)
     for i, sample in enumerate(matcher.batch(*zip(*images))):
@@ -55,17 +55,17 @@ def test_the_same_proposals_are_drawn_as_by_the_original(case, keys):
 
 
 def test_images_without_ground_truth_give_negatives_when_asked():
-    image = [ops("roi/prop1")], [torch.zeros(0, 4)], [None]
+    image = [ops("roi/prop1")], [things(None)]
     assert ProposalMatcher(roi()).batch(*image) == [None]
     (sample,) = ProposalMatcher(roi(num_samples=16, sample_empty_images=True)).batch(*image)
     assert sample.boxes.shape == (16, 4)
     assert (sample.match == BACKGROUND).all()
-    assert ProposalMatcher(roi(sample_empty_images=True)).batch([None], [None], [None]) == [None]
+    assert ProposalMatcher(roi(sample_empty_images=True)).batch([None], [things(None)]) == [None]
 
 
 def test_nothing_left_outside_the_crowd_gives_nothing():
     boxes = torch.tensor([[0.0, 0, 10, 10]])
-    assert ProposalMatcher(roi()).batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]) == [None]
+    assert ProposalMatcher(roi()).batch([boxes], [things(boxes, torch.ones(20, 20, dtype=torch.bool))]) == [None]
 
 
 # Targets and losses
@@ -80,7 +80,7 @@ def stored():
 def test_targets_equal_the_original(void_is_background):
     samples, match, boxes, ids = stored()
     case = f"roi/lbl_vb{int(void_is_background)}"
-    codes = box_targets(samples, boxes, match, WEIGHTS)
+    codes = box_targets(samples, boxes, match) * torch.tensor(WEIGHTS)
     assert_close(codes[match >= 0], ops(f"{case}/bbx"), rtol=1e-6, atol=1e-5)
     masks = mask_targets(samples, match, ids, ops("roi/msk"), (28, 28), void_is_background)
     assert (masks[match < 0] == IGNORED_PIXEL).all()
