@@ -41,11 +41,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
-from seamseg.training.ddp import compile_network
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prefetched
+from seamseg.training.run import compile_network
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 

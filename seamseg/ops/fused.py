@@ -164,6 +164,16 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[precision]
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Return the autocast context for `[general] precision`: fp32, bf16, fp16, or auto (bf16 where it is fast).
+
+    Weights, statistics and losses stay float32.
+    """
+    dtype = compute_dtype(precision, device)
+    mixed = dtype is not torch.float32
+    return torch.autocast(device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed)
+
+
 def bf16_is_fast(device: torch.device) -> bool:
     """Return whether a device multiplies bfloat16 faster than float32.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
+import torch._dynamo.config
 from torch import nn
 
 import seamseg.predicting.writers  # noqa: F401  # they register the formats, of which a configuration may have sections
@@ -33,7 +34,6 @@ from seamseg.training.checkpointing.checkpoint import (
 )
 from seamseg.training.checkpointing.rank_state import rng_state, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
-from seamseg.training.ddp import compile_network, wrap_distributed
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
@@ -44,6 +44,7 @@ from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper
 from seamseg.training.trainer import Trainer, steps_per_epoch
+from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
@@ -219,7 +220,7 @@ def _prepare(
     schedule = setup.build_schedule(base_lrs, length)
     if settings.compile:
         compile_network(cast(Network, net), world, log.warning)
-    stepper = Stepper(settings, wrap_distributed(module, world, settings.unused_parameters), optimizer, world)
+    stepper = Stepper(settings, module, optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)
         done, at = resumed.progress, resumed.position
@@ -232,6 +233,26 @@ def _prepare(
             log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
         resumed = _continued(resumed, schedule, loader, settings, log)
     return TrainState(stepper, schedule, metadata, setup.config, setup.components), resumed
+
+
+def compile_network(net: Network, world: World, warn: Callable[[str], None], backend: str = "inductor") -> bool:
+    """Compile body, pyramid and semantic head of a network in place; return whether it is compiled.
+
+    The compiler runs at the first step, and again at the first validation. If it does not work in a process, none
+    compiles, and `warn` is called.
+    """
+    reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
+    if reasons:
+        warn(
+            "[general] compile: the network runs uncompiled, torch.compile does not work "
+            f"{'here' if len(reasons) == world.size else 'in every process'}: {reasons[0]}"
+        )
+        return False
+    # DistributedDataParallel would split the graph at its bucket boundaries, which the graphs of in-place ABN do not
+    # allow. The gradients of the body come last in any case.
+    torch._dynamo.config.optimize_ddp = False
+    net.compile_parts(backend)
+    return True
 
 
 def _open_trainer(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,14 +15,13 @@ from torch.func import functional_call
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from seamseg.models.network import Losses
-from seamseg.ops.fused import compute_dtype
-from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, unwrapped, with_all_parameters
+from seamseg.ops.fused import autocast
+from seamseg.training.ddp import ParallelModule
 from seamseg.training.optim.ema import WeightAverage
-from seamseg.training.optim.optimizer import running_statistics, set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import StatisticsBackup, set_learning_rates, step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
 from seamseg.utils.distributed import World, broadcast_tensors
-from seamseg.utils.errors import InputError
 
 
 class StepResult(NamedTuple):
@@ -55,8 +55,8 @@ class Stepper:
     step. With fp16 a gradient that is not finite is an overflow, which is expected now and then: only that step is
     skipped, and the loss scale is lowered. All this is decided on the device; the host reads nothing.
 
-    `module` maps a batch to :class:`seamseg.models.network.Losses`, and its `net` is the network; it may be wrapped by
-    :func:`seamseg.training.ddp.wrap_distributed`.
+    `module` maps a batch to :class:`seamseg.models.network.Losses`, and its `net` is the network. Construction is a
+    collective call.
     """
 
     def __init__(
@@ -64,47 +64,41 @@ class Stepper:
     ) -> None:
         self.options = options
         self.module = module
-        self.net = unwrapped(module).get_submodule("net")
+        self.parallel = ParallelModule(module, world, options.unused_parameters)
+        self.net = module.get_submodule("net")
         self.optimizer = optimizer
         self.world = world
         # bf16 has the range of float32 and needs no scaling
         self.scaler = torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None
         self.ema = WeightAverage(self.net, options.ema, options.key("optimizer.ema")) if options.ema > 0 else None
-        self._statistics = _StatisticsBackup(self.net)
+        self._statistics = StatisticsBackup(self.net)
         self._stopped = torch.zeros((), dtype=torch.bool, device=world.device)
 
     def __call__(self, batches: Sequence[TrainingBatch], rates: list[float]) -> StepResult:
         """Train on the batches of one step, on the device, with a learning rate for each parameter group."""
         set_learning_rates(self.optimizer, rates)
         self.begin()
-        weights = self.options.loss_weights
-        average = self._loss_average(batches)
-        metrics = ProcessAverage(len(batches))
-        for number, batch in enumerate(batches):
-            with no_gradient_sync(self.module, number + 1 == len(batches)):
-                with self._autocast():
-                    losses: Losses = self.module(batch)
-                loss = weighted_sum(average.add(losses), weights)
-                self.backward(with_all_parameters(self.module, loss))
-            metrics.add(Losses(dict(losses.metrics), {}))
-        fill_missing_gradients(self.module, self.optimizer)
+        device, precision = self.world.device, self.options.precision
+        by_step, ahead = self.options.loss_average == "step", list[Losses]()
+        if by_step and len(batches) > 1:
+            with autocast(precision, device):
+                ahead = preview_losses(self.module, batches, device)
+        average = LossAverage(len(batches), self.world if by_step else None, ahead)
+        for number, batch in enumerate(batches, 1):
+            with self.parallel.exchanging(number == len(batches)):
+                with autocast(precision, device):
+                    losses: Losses = self.parallel(batch)
+                loss = self._weighted_sum(average.add(losses))
+                self.backward(self.parallel.reaching_all(loss))
+        self.parallel.fill_gradients(self.optimizer)
         means = average.means()
-        total = weighted_sum(means, weights)
-        grad_norm, skipped = self.update(total)
+        total = self._weighted_sum(means)
         ids = [name for batch in batches for name in batch.ids]
-        return StepResult(means, total, ids, grad_norm, skipped, metrics.means())
+        return StepResult(means, total, ids, *self.update(total), average.metrics())
 
-    def _autocast(self) -> torch.autocast:
-        return autocast(self.options.precision, self.world.device)
-
-    def _loss_average(self, batches: Sequence[TrainingBatch]) -> ProcessAverage | StepAverage:
-        if self.options.loss_average == "process":
-            return ProcessAverage(len(batches))
-        if len(batches) == 1:
-            return StepAverage(self.world)
-        with self._autocast():
-            # not through DistributedDataParallel, which would prepare for a backward pass
-            return StepAverage(self.world, preview_losses(unwrapped(self.module), batches, self.world.device))
+    def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
+        weights = self.options.loss_weights
+        return torch.stack([weights[name] * loss.float() for name, loss in losses.items()]).sum()
 
     def begin(self) -> None:
         """Reset the gradients. Call it before the first forward pass of a step."""
@@ -153,132 +147,46 @@ class Stepper:
         if self.ema is not None:
             broadcast_tensors(self.world, self.ema.statistics)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state besides weights and optimizer: "scaler" and "ema", as far as they are in use."""
-        state: dict[str, Any] = {}
-        if self.scaler is not None:
-            state["scaler"] = self.scaler.state_dict()
-        if self.ema is not None:
-            state["ema"] = self.ema.state_dict()
-        return state
 
-    def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
-        """Restore a saved state of the file `source`; an average that it lacks begins with the current weights.
+class LossAverage:
+    """Averages the losses of a step over its batches in this process, as the original does (`loss_average = process`).
 
-        InputError if it is damaged or belongs to another network.
-        """
-        if self.scaler is not None and "scaler" in state:
-            try:
-                self.scaler.load_state_dict(dict(state["scaler"]))
-            except (KeyError, TypeError, ValueError, RuntimeError):
-                raise InputError(f"{source}: the state of its loss scale is damaged") from None
-        if self.ema is not None:
-            if "ema" in state:
-                self.ema.load_state_dict(state["ema"], source)
-            else:
-                self.ema.reset()
-
-
-def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return the autocast context for `[general] precision`: fp32, bf16, fp16, or auto (bf16 where it is fast).
-
-    Weights, statistics and losses stay float32.
-    """
-    dtype = compute_dtype(precision, device)
-    mixed = dtype is not torch.float32
-    return torch.autocast(device.type, dtype=dtype if mixed else torch.bfloat16, enabled=mixed)
-
-
-def weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Return the weighted sum of losses, a float32 scalar; InputError if a loss has no weight, or a weight no loss."""
-    if losses.keys() != weights.keys():
-        unweighted = ", ".join(name for name in losses if name not in weights)
-        problem = f"{unweighted} has no weight: " if unweighted else ""
-        raise InputError(
-            f"{problem}[optimizer] loss_weights has "
-            f"{len(weights)} values for {len(losses)} losses ({', '.join(losses)})"
-        )
-    return torch.stack([weights[name] * loss.float() for name, loss in losses.items()]).sum()
-
-
-class _StatisticsBackup:
-    """The running statistics from before a step: a forward pass that overflows makes them invalid."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self._buffers: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in running_statistics(net):
-            self._buffers.setdefault(buffer.dtype, []).append(buffer)
-        self._saved: dict[torch.dtype, Tensor] = {}
-
-    def save(self) -> None:
-        # one vector for all: hundreds of short tensors would each cost a kernel launch
-        self._saved = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
-
-    @torch.no_grad()
-    def restore(self, skipped: Tensor) -> None:
-        """Restore the copy where `skipped`, a scalar that the host does not read."""
-        for dtype, buffers in self._buffers.items():
-            chosen = torch.where(skipped, self._saved[dtype], _flat(buffers))
-            parts = torch.split(chosen, [buffer.numel() for buffer in buffers])
-            torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
-        self._saved = {}
-
-
-def _flat(buffers: list[Tensor]) -> Tensor:
-    return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-
-
-class ProcessAverage:
-    """Averages losses over the batches of a step in this process, as the original does (`loss_average = process`).
-
-    With 1 region in one process and 99 in another, the single region weighs as much as the 99.
+    With 1 region in one process and 99 in another, the single region weighs as much as the 99. With a `world` the
+    losses are averaged over all anchors, samples, mask pixels or images of a step (`loss_average = step`): a step of
+    several processes, or of several batches, then equals the step of one process with one large batch. Several batches
+    need the losses of each `ahead`: the gradient of the first depends on the counts of all.
     """
 
-    def __init__(self, batches: int) -> None:
-        self._batches = batches
-        self._sums: dict[str, Tensor] = {}
+    def __init__(self, number: int, world: World | None = None, ahead: Sequence[Losses] = ()) -> None:
+        self._number, self._world, self._ahead = number, world, ahead
+        self._parts: list[Losses] = []
+        self._whole: Losses | None = None
 
     def add(self, losses: Losses) -> dict[str, Tensor]:
         """Add the losses of a batch; return those whose gradients are summed here and averaged over processes."""
-        contribution = {name: mean / self._batches for name, mean in losses.means.items()}
-        for name, value in contribution.items():
-            part = value.detach().float()
-            self._sums[name] = self._sums[name] + part if name in self._sums else part
-        return contribution
-
-    def means(self) -> dict[str, Tensor]:
-        """Return the losses of the batches so far by name, detached float32 scalars."""
-        return self._sums
-
-
-class StepAverage:
-    """Averages losses over all anchors, samples, mask pixels or images of a step (`loss_average = step`).
-
-    A step of several processes, or of several batches, then equals the step of one process with one large batch.
-    Several batches need a `preview` of the losses of each: the gradient of the first depends on the counts of all.
-    """
-
-    def __init__(self, world: World, preview: Sequence[Losses] = ()) -> None:
-        self._world = world
-        self._parts: list[Losses] = []
-        self._has_preview = bool(preview)
-        self._whole = combine_losses(world, preview) if preview else None
-
-    def add(self, losses: Losses) -> dict[str, Tensor]:
-        """See :class:`ProcessAverage`."""
-        self._parts.append(Losses({name: mean.detach() for name, mean in losses.means.items()}, losses.counts))
+        self._parts.append(Losses(*({name: x.detach() for name, x in of.items()} for of in losses)))
+        if self._world is None:
+            return {name: mean / self._number for name, mean in losses.means.items()}
         if self._whole is None:
-            self._whole = combine_losses(self._world, self._parts)
+            self._whole = combine_losses(self._world, self._ahead or self._parts)
         factors = {name: self._world.size / count.clamp(min=1) for name, count in self._whole.counts.items()}
-        return {
-            name: mean * (losses.counts[name] * factors[name]).to(mean.dtype) for name, mean in losses.means.items()
-        }
+        counts = {name: losses.counts[name] * factor for name, factor in factors.items()}
+        return {name: mean * counts[name].to(mean.dtype) for name, mean in losses.means.items()}
 
     def means(self) -> dict[str, Tensor]:
-        """See :class:`ProcessAverage`."""
+        """Return the losses of the batches by name, detached float32 scalars; collective with a world."""
+        if self._world is None or self._whole is None:
+            return self._of_batches([part.means for part in self._parts])
         # for a single batch, the means were exchanged together with the counts
-        whole = combine_losses(self._world, self._parts) if self._has_preview else self._whole
-        return {} if whole is None else {name: mean.float() for name, mean in whole.means.items()}
+        whole = combine_losses(self._world, self._parts) if self._ahead else self._whole
+        return {name: mean.float() for name, mean in whole.means.items()}
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return the metrics, means over the batches of this process."""
+        return self._of_batches([part.metrics for part in self._parts])
+
+    def _of_batches(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: reduce(torch.add, [(part[name] / self._number).float() for part in parts]) for name in parts[0]}
 
 
 def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:

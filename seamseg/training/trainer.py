@@ -221,7 +221,7 @@ class Trainer:
         # first, as they raise if a loss or a weight is not finite
         losses = self.losses.state_dict()
         self.losses.check_weights(self.state.net, self.progress.global_step)
-        averaged = self.stepper.state_dict().get("ema", {})
+        averaged = {} if self.stepper.ema is None else self.stepper.ema.state_dict()
         ranks = gather_rank_states(self.world, self.state.net, averaged, losses)
         self._has_best = self._has_best or is_best
         if self.world.is_main:

@@ -37,7 +37,6 @@ from support.step_equality import ALL_SAMPLES, batch_of, error, images_of
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
-from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
@@ -65,12 +64,7 @@ def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[f
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).to(world.device).train()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(
-        TrainerOptions.from_config(config),
-        wrap_distributed(module, world, config.general.unused_parameters),
-        optimizer,
-        world,
-    )
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
     rates, losses, seconds = [1e-3 for _ in optimizer.param_groups], [], []
     for step in range(steps):
         start = time.perf_counter()

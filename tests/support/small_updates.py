@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import default_config
+from seamseg.ops.fused import autocast
 from seamseg.ops.norm import InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
-from seamseg.training.step import Stepper, autocast
+from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 
 

@@ -15,7 +15,6 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_training_module
 from seamseg.models.network import TrainingModule
 from seamseg.structures import Batch, PackedSequence
-from seamseg.training.ddp import wrap_distributed
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper, StepResult
 from seamseg.utils.distributed import World, distributed
@@ -43,12 +42,7 @@ class Network:
         self.module: TrainingModule = build_training_module(config, 2, 2).double()
         self._start = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         optimizer = torch.optim.SGD(self.module.parameters(), lr=0.0)
-        self.stepper = Stepper(
-            TrainerOptions.from_config(config),
-            wrap_distributed(self.module, world, config.general.unused_parameters),
-            optimizer,
-            world,
-        )
+        self.stepper = Stepper(TrainerOptions.from_config(config), self.module, optimizer, world)
 
     def begin(self, step: int) -> None:
         """Other weights for each step, the same for every network of this size; fresh statistics."""

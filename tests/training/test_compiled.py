@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 from seamseg.models.backbones import resnet
 from seamseg.models.build import build_training_module
 from seamseg.structures import PackedSequence
-from seamseg.training.ddp import compile_network
 from seamseg.training.logging.logs import TextLog
+from seamseg.training.run import compile_network
 from seamseg.utils.distributed import World
 
 SIZES = ((256, 288), (288, 256), (256, 256))

@@ -11,6 +11,7 @@ from support.small_updates import Worker, same, small_net, state_of, stepper_of
 from seamseg.checkpoints.pretrained import load_pretrained
 from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state
 from seamseg.models.heads.rpn import RPNHead
+from seamseg.training.checkpointing.checkpoint import load_stepper_state, stepper_state
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
 
@@ -84,22 +85,22 @@ def test_state_is_saved_and_continues():
     one = Worker(ema=0.9)
     one.step(0), one.step(1)
     two = copy.deepcopy(one)
-    saved = copy.deepcopy(one.stepper.state_dict())
+    saved = copy.deepcopy(stepper_state(one.stepper))
     assert saved["ema"].keys() == {"body", "rpn_head", "updates"}
     assert {part: t.keys() for part, t in network_state(one.net).items()} == {
         part: saved["ema"][part].keys() for part in ("body", "rpn_head")
     }
     two.stepper.ema.reset()
-    two.stepper.load_state_dict({"body": {}, **saved}, "file")
+    load_stepper_state(two.stepper, {"body": {}, **saved}, "file")
     one.step(2), two.step(2)
     same(state_of(one.stepper), state_of(two.stepper))
-    Worker().stepper.load_state_dict(saved, "a training without an average")
+    load_stepper_state(Worker().stepper, saved, "a training without an average")
 
 
 def test_without_a_saved_average_it_starts_from_the_current_weights():
     worker = Worker(ema=0.9)
     worker.step(0)
-    worker.stepper.load_state_dict({"body": {}}, "file")
+    load_stepper_state(worker.stepper, {"body": {}}, "file")
     state = worker.stepper.ema.state_dict()
     assert state["updates"] == 0
     for part, tensors in network_state(worker.net).items():
@@ -110,10 +111,10 @@ def test_without_a_saved_average_it_starts_from_the_current_weights():
 def test_the_average_of_another_network_is_refused(damage):
     worker = Worker(ema=0.9)
     worker.step(0)
-    before, state = state_of(worker.stepper), worker.stepper.state_dict()
+    before, state = state_of(worker.stepper), stepper_state(worker.stepper)
     state["ema"] = {**state["ema"], **damage}
     with pytest.raises(InputError, match=r"old\.tar: its moving average .* optimizer\.ema=0"):
-        worker.stepper.load_state_dict(state, "old.tar")
+        load_stepper_state(worker.stepper, state, "old.tar")
     same(before, state_of(worker.stepper))
 
 

@@ -7,7 +7,7 @@ from support.step_equality import ALL_SAMPLES, Network, batch_of, error, images_
 
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
-from seamseg.training.ddp import fill_missing_gradients, with_all_parameters, wrap_distributed
+from seamseg.training.ddp import ParallelModule
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
@@ -107,12 +107,7 @@ def trained(world, norm, way, batches_of_step):
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(
-        TrainerOptions.from_config(config),
-        wrap_distributed(module, world, config.general.unused_parameters),
-        optimizer,
-        world,
-    )
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
     for batches in batches_of_step:
         stepper(batches, [0.01, 0.01])
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
@@ -165,16 +160,16 @@ def changing_parameters(world):
     """Only `find` trains a network that uses other parameters from step to step; the default refuses it."""
     for way in ("find", "fake"):
         module = Changing()
-        parallel = wrap_distributed(module, world, way)
+        parallel = ParallelModule(module, world, way)
         optimizer = torch.optim.SGD(module.parameters(), 1.0)
         for number, name in enumerate(("first", "first", "second")):
             optimizer.zero_grad()
-            with_all_parameters(parallel, parallel(name)).backward()
+            parallel.reaching_all(parallel(name)).backward()
             if way == "fake" and number == 2:
                 with pytest.raises(SeamsegError, match=r"net\.first: .*unused_parameters=find"):
-                    fill_missing_gradients(parallel, optimizer)
+                    parallel.fill_gradients(optimizer)
                 break
-            fill_missing_gradients(parallel, optimizer)
+            parallel.fill_gradients(optimizer)
             optimizer.step()
         wanted = {"first": -1.0, "second": 0.0 if way == "find" else 1.0, "never": 1.0}
         assert {key: float(p[0]) for key, p in module.net.items()} == wanted, way

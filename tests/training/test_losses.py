@@ -13,17 +13,8 @@ from seamseg.config.kinds import KINDS
 from seamseg.models.network import Losses
 from seamseg.training.losses import MAX_OVERFLOWS, Diverged, LossCheck, LossMeans
 from seamseg.training.options import TrainerOptions
-from seamseg.training.step import (
-    ProcessAverage,
-    StepAverage,
-    Stepper,
-    StepResult,
-    combine_losses,
-    preview_losses,
-    weighted_sum,
-)
+from seamseg.training.step import LossAverage, Stepper, StepResult, combine_losses, preview_losses
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
 
 
 def losses(*values):
@@ -150,7 +141,7 @@ def test_means_are_weighted_by_counts():
 
 
 def test_by_process_each_batch_weighs_the_same():
-    average = ProcessAverage(2)
+    average = LossAverage(2)
     shares = [average.add(losses_of(1.0, 1))["a"], average.add(losses_of(3.0, 99))["a"]]
     assert [share.item() for share in shares] == [0.5, 1.5]
     assert average.means()["a"].item() == 2.0
@@ -158,7 +149,7 @@ def test_by_process_each_batch_weighs_the_same():
 
 def test_by_step_each_sample_weighs_the_same():
     parts = [losses_of(1.0, 1), losses_of(3.0, 99)]
-    average = StepAverage(World(), parts)
+    average = LossAverage(2, World(), parts)
     shares = [average.add(part)["a"] for part in parts]
     assert_close(torch.stack(shares), torch.tensor([0.01, 2.97]))
     assert_close(average.means()["a"], torch.tensor(2.98))
@@ -193,12 +184,6 @@ def test_weights_of_a_configuration_by_name():
         load_config("toy_city_r18", overrides=["optimizer.loss_weights=(1,2,3,4,5,6)"])
     )
     assert options.loss_weights == dict(zip(KINDS["panoptic"].losses, (1, 2, 3, 4, 5, 6)))
-    losses = {name: torch.tensor(1.0) for name in reversed(KINDS["panoptic"].losses)}
-    assert weighted_sum(losses, options.loss_weights) == 21
-    with pytest.raises(InputError, match="edge has no weight"):
-        weighted_sum({**losses, "edge": torch.tensor(1.0)}, options.loss_weights)
-    with pytest.raises(InputError, match="6 values for 5 losses"):
-        weighted_sum(dict(list(losses.items())[1:]), options.loss_weights)
 
 
 class Module(nn.Module):

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from seamseg.ops.fused import autocast
+from seamseg.training.checkpointing.checkpoint import load_stepper_state, stepper_state
 from seamseg.training.optim.optimizer import fill_state, set_learning_rates, step_unless
-from seamseg.training.step import autocast
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -217,19 +218,19 @@ def test_update_does_not_read_from_the_device(precision, kind):
 def test_scale_of_fp16_is_saved():
     worker = Worker(precision="fp16")
     worker.step(0, gradient=float("inf"))
-    state = worker.stepper.state_dict()
+    state = stepper_state(worker.stepper)
     assert set(state) == {"scaler"}
     assert all(isinstance(x, (int, float)) for x in tree_leaves(state))
     again = Worker(precision="fp16")
-    again.stepper.load_state_dict(state, "file")
-    assert again.stepper.state_dict() == state
+    load_stepper_state(again.stepper, state, "file")
+    assert stepper_state(again.stepper) == state
     assert state["scaler"]["scale"] == 128.0
     for damaged in ({}, {"scale": "much"}, None, 3):
         with pytest.raises(InputError, match=r"old\.tar: the state of its loss scale is damaged"):
-            again.stepper.load_state_dict({"scaler": damaged}, "old.tar")
+            load_stepper_state(again.stepper, {"scaler": damaged}, "old.tar")
     plain = Worker()
-    plain.stepper.load_state_dict(state, "file")
-    assert plain.stepper.state_dict() == {}
+    load_stepper_state(plain.stepper, state, "file")
+    assert stepper_state(plain.stepper) == {}
 
 
 # --- two processes: invalid values in one skip the step in both; both average the same statistics

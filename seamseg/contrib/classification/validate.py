@@ -21,7 +21,7 @@ from seamseg.contrib.classification.network import TOP, correct
 from seamseg.contrib.classification.transforms import TEN_CROPS, test_transform
 from seamseg.maps.evaluation.scores import Scores, numbers_of
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.training.step import autocast
+from seamseg.ops.fused import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import progress

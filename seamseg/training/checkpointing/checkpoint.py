@@ -142,9 +142,9 @@ class ResumePoint:
 
     `position` is None at the begin of an epoch, `is_best` if this is the snapshot of the best epoch so far.
     `rank_states` are the states of the processes that wrote it, by rank; empty in snapshots of the original.
-    `stepper_state` is for :meth:`Stepper.load_state_dict`, of the main process; `callbacks` are states by name.
-    `stopped` has the callback that stopped the training as `by`, and its `reason`. `missing` are lines about custom
-    components of the snapshot that are not imported, or have changed.
+    `stepper_state` is :func:`stepper_state` of the main process; `callbacks` are states by name. `stopped` has the
+    callback that stopped the training as `by`, and its `reason`. `missing` are lines about custom components of the
+    snapshot that are not imported, or have changed.
     """
 
     source: Path
@@ -181,7 +181,7 @@ def make_snapshot(
     optimizer = state.stepper.optimizer
     content["optimizer"] = _copied(optimizer.state_dict())
     check_storable(content["optimizer"], f"optimizer {type(optimizer).__name__}: state_dict()")
-    content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
+    content.update(_copied(stepper_state(state.stepper), torch.contiguous_format))
     for loss, numbers in rank_states[0]["losses"]["epoch"].items():
         content[f"{loss}_meter"] = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
     where = None if position is None else position.state_dict()
@@ -266,7 +266,27 @@ def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world:
                 state["ema"] = with_rank_averages(state["ema"], own)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{point.source}: its state of process {world.rank} cannot be used: {error}") from None
-    stepper.load_state_dict(state, str(point.source))
+    load_stepper_state(stepper, state, str(point.source))
+
+
+def stepper_state(stepper: Stepper) -> dict[str, Any]:
+    """Return the state of a stepper besides weights and optimizer: "scaler" and "ema", as far as they are in use."""
+    used = {"scaler": stepper.scaler, "ema": stepper.ema}
+    return {name: part.state_dict() for name, part in used.items() if part is not None}
+
+
+def load_stepper_state(stepper: Stepper, state: Mapping[str, Any], source: str) -> None:
+    """Restore a state of the file `source`; an average that it lacks begins with the current weights.
+
+    InputError if it is damaged or belongs to another network.
+    """
+    if stepper.scaler is not None and "scaler" in state:
+        try:
+            stepper.scaler.load_state_dict(dict(state["scaler"]))
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            raise InputError(f"{source}: the state of its loss scale is damaged") from None
+    if stepper.ema is not None:
+        stepper.ema.load_state_dict(state["ema"], source) if "ema" in state else stepper.ema.reset()
 
 
 def load_weights(

@@ -46,6 +46,34 @@ def running_statistics(net: nn.Module) -> Iterator[Tensor]:
             yield from layer.buffers(recurse=False)
 
 
+class StatisticsBackup:
+    """The running statistics from before a step: a forward pass that overflows makes them invalid."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._buffers: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in running_statistics(net):
+            self._buffers.setdefault(buffer.dtype, []).append(buffer)
+        self._saved: dict[torch.dtype, Tensor] = {}
+
+    def save(self) -> None:
+        """Copy the statistics."""
+        # one vector for all: hundreds of short tensors would each cost a kernel launch
+        self._saved = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
+
+    @torch.no_grad()
+    def restore(self, skipped: Tensor) -> None:
+        """Restore the copy where `skipped`, a scalar that the host does not read."""
+        for dtype, buffers in self._buffers.items():
+            chosen = torch.where(skipped, self._saved[dtype], _flat(buffers))
+            parts = torch.split(chosen, [buffer.numel() for buffer in buffers])
+            torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
+        self._saved = {}
+
+
+def _flat(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+
+
 def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Build the optimizer of `optimizer.type`; the first group holds normalisation parameters, the last the others.
 
