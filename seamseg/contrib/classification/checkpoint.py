@@ -24,6 +24,7 @@ from seamseg.checkpoints.snapshot import Snapshot, load_tensors
 from seamseg.config.experiments import packaged_classifier
 from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.contrib.classification.network import Classifier, build_classifier
+from seamseg.models.network import BatchOptions
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
@@ -76,7 +77,7 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = 
     file's, for errors.
     """
     weights = content.get("state_dict") if isinstance(content, Mapping) else None
-    if not isinstance(weights, Mapping) or not weights or not all(isinstance(key, str) for key in weights):
+    if not isinstance(weights, Mapping) or not weights:
         raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
     state: dict[str, Any] = {_BODY: without_prefix(weights)}
     if config is not None:
@@ -85,20 +86,13 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = 
         state["optimizer"] = content["optimizer"]
     ours = content.get(_OURS)
     if not isinstance(ours, Mapping):
-        return Snapshot("", state, _progress(content, name))
-    parts = {key: ours.get(key) for key in ("training_meta", "metadata", "resume", "state")}
-    if not all(value is None or isinstance(value, Mapping) for value in parts.values()):
-        raise InputError(f"{name}: its {_OURS!r}, the state of the training, is damaged")
-    state.update(parts["state"] or {})
-    average = state.get("ema", {})
-    if not isinstance(average, Mapping) or not isinstance(average.get(_BODY, {}), Mapping):
-        raise InputError(f"{name}: its moving average of the weights is damaged")
+        return Snapshot("", state, _progress(content))
     return Snapshot(
-        config=str(ours.get("config") or ""),
-        state_dict=state,
-        training_meta=dict(parts["training_meta"] or {}),
-        metadata=parts["metadata"] and dict(parts["metadata"]),
-        resume=parts["resume"] and dict(parts["resume"]),
+        config=ours.get("config", ""),
+        state_dict=state | ours.get("state", {}),
+        training_meta=ours.get("training_meta", {}),
+        metadata=ours.get("metadata"),
+        resume=ours.get("resume"),
     )
 
 
@@ -112,17 +106,12 @@ def _check_network(arch: Any, fc: Any, name: str, config: ClassifierConfig) -> N
         )
 
 
-def _progress(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _progress(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the progress that a file of the original states, in epochs; empty if it holds weights only."""
     if "epoch" not in content:
         return {}
-    try:
-        done, best = int(content["epoch"]), float(content.get("best_prec1") or 0) / 100
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise InputError(f"{name}: its epoch or best_prec1 is not a number") from None
-    if done < 0:
-        raise InputError(f"{name}: its epoch is {done}, a number of finished epochs is at least 0")
-    return {"epoch": done - 1, "global_step": None, "last_score": best, "best_score": best}
+    best = float(content.get("best_prec1") or 0) / 100
+    return {"epoch": int(content["epoch"]) - 1, "global_step": None, "last_score": best, "best_score": best}
 
 
 def read_checkpoint(path: str | Path, config: ClassifierConfig | None = None) -> Snapshot:
@@ -149,7 +138,7 @@ def load_checkpoint(
     snapshot = read_checkpoint(name, config)
 
     def build() -> Classifier:
-        net = Classifier(build_classifier(config), channels_last)
+        net = Classifier(build_classifier(config), BatchOptions(channels_last))
         if "blocks" not in config.network.params:
             check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), name)
         return net

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import ast
 import json
-import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from seamseg.config.experiments import CLASSIFIERS, near_files, packaged_classifier
 from seamseg.config.sections import key
-from seamseg.config.values import ValueProblem, expected, format_value, hints_of, parse_value
+from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_text
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
@@ -231,28 +230,16 @@ def _section(cls: type, content: Any, origin: str, name: str, texts: Mapping[str
     for spec in fields(cls):
         if spec.name not in hints:
             continue
-        hint, full, given = hints[spec.name], name + spec.name, content.get(spec.name, MISSING)
+        hint, full = hints[spec.name], name + spec.name
         if is_dataclass(hint):
-            section = {} if given is MISSING else given
+            section = content.get(spec.name, {})
             values[spec.name] = _section(hint, section, origin, f"{full}.", texts)  # type: ignore[arg-type]
         elif full in texts:
             values[spec.name] = _parsed(texts[full], hint, spec.metadata, f"`overrides={full}={texts[full]}`")
-        elif given is not MISSING:
-            where = f"{origin}: {full} = {_shown(given)}"
-            values[spec.name] = _parsed(_as_text(given, hint, where), hint, spec.metadata, where)
+        elif spec.name in content:
+            given = content[spec.name]
+            values[spec.name] = _parsed(format_value(given), hint, spec.metadata, f"{origin}: {full} = {_shown(given)}")
     return cls(**values)
-
-
-def _as_text(value: Any, hint: Any, where: str) -> str:
-    """Return a JSON value as the text that :func:`parse_value` reads; InputError for another type."""
-    container = typing.get_origin(hint)
-    wanted: tuple[type, ...] = {bool: (bool,), str: (str,), int: (int,), float: (int, float)}.get(hint, (object,))
-    if container is not None:
-        wanted = (dict,) if container is dict else (list,)
-    if not isinstance(value, wanted) or (wanted != (bool,) and hint is not Any and isinstance(value, bool)):
-        kind = "true or false" if hint is bool else expected(hint)
-        raise InputError(f"{where}: expected {kind}")
-    return format_value(value)
 
 
 def _parsed(text: str, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
@@ -320,10 +307,8 @@ def _check_schedule(schedule: ScheduleConfig, source: str) -> None:
         )
     for name, value in params.items():
         hint, limits = PARAMS[name]
-        shown = f"{where}: {name} = {_shown(value)}"
-        if value == [] and name == "milestones":
-            continue  # a constant rate
-        _parsed(_as_text(value, hint, shown), hint, limits, shown)
+        if value != [] or name != "milestones":  # none: a constant rate
+            _parsed(format_value(value), hint, limits, f"{where}: {name} = {_shown(value)}")
 
 
 def _is_dilation(value: Any) -> bool:

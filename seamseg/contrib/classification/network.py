@@ -13,7 +13,7 @@ from torch.nn import functional
 from seamseg.contrib.classification.config import ClassifierConfig, NetworkConfig
 from seamseg.contrib.classification.data import ImageBatch
 from seamseg.models.backbones import build_backbone, norm_factory
-from seamseg.models.network import Losses
+from seamseg.models.network import BatchOptions, Losses, Network
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError
 
@@ -21,35 +21,26 @@ TOP = (1, 5)
 """An image counts as correct if its class is among the 1, or the 5, of highest score."""
 
 
-class Classifier(nn.Module):
-    """A network of one part: a body that maps images to logits, run in channels-last memory format or not."""
+class Classifier(Network):
+    """A network of one part: a body that maps images to logits."""
 
-    def __init__(self, body: nn.Module, channels_last: bool = False) -> None:
-        super().__init__()
-        self.format = torch.channels_last if channels_last else torch.contiguous_format
-        self.body = body.to(memory_format=self.format)
+    kind = "classification"
 
-    def forward(self, images: Tensor) -> Tensor:
+    def __init__(self, body: nn.Module, options: BatchOptions = BatchOptions(channels_last=False)) -> None:  # noqa: B008
+        super().__init__({"body": body}, options)
+
+    def forward(self, images: Tensor, targets: ImageBatch | None = None) -> Tensor:
         """Map normalised images `N x 3 x H x W` to logits `N x classes`."""
-        logits: Tensor = self.body(images.contiguous(memory_format=self.format))
+        logits: Tensor = self.body(images.contiguous(memory_format=self.memory_format))
         return logits
 
-
-class ClassifierLoss(nn.Module):
-    """The network and its loss as one module, which DistributedDataParallel wraps."""
-
-    def __init__(self, net: Classifier) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, batch: ImageBatch) -> Losses:
+    def loss(self, outputs: Tensor, targets: ImageBatch) -> Losses:  # type: ignore[override]  # a batch of its own
         """Compute the cross entropy of a batch as `loss`, and the metrics `top1` and `top5` in percent."""
-        logits = self.net(batch.images).float()
-        loss = functional.cross_entropy(logits, batch.labels)
-        hits = correct(logits.detach(), batch.labels)
+        logits = outputs.float()
+        loss = functional.cross_entropy(logits, targets.labels)
+        hits = correct(logits.detach(), targets.labels)
         metrics = {f"top{k}": 100 * hit.float().mean() for k, hit in zip(TOP, hits)}
-        count = torch.full((), batch.labels.shape[0], dtype=torch.float64, device=logits.device)
-        return Losses({"loss": loss}, {"loss": count}, metrics)
+        return Losses.of({"loss": (loss, len(targets.ids))})._replace(metrics=metrics)
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

@@ -25,11 +25,12 @@ from seamseg.contrib.classification.config import (
     parse_classifier_config,
 )
 from seamseg.contrib.classification.data import TRAIN, VAL, ClassFolders, class_names, open_train_loader
-from seamseg.contrib.classification.network import Classifier, ClassifierLoss, build_classifier
+from seamseg.contrib.classification.network import Classifier, build_classifier
 from seamseg.contrib.classification.transforms import train_transform
 from seamseg.contrib.classification.validate import open_validator
 from seamseg.data.loader import BatchLoader
 from seamseg.maps.formats.metadata import Metadata
+from seamseg.models.network import BatchOptions, TrainingModule
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import can_fuse, fill_state, sgd
@@ -81,7 +82,7 @@ def classifier_setup(config: ClassifierConfig) -> Setup:
         run_folder=partial(checkpoint_folder, config),
         open_loader=partial(_open_loader, config),
         open_validator=lambda data, world: open_validator(data, config, world),
-        build=lambda metadata: ClassifierLoss(Classifier(build_classifier(config), channels_last)),
+        build=lambda metadata: TrainingModule(Classifier(build_classifier(config), BatchOptions(channels_last))),
         load_weights=partial(_load_weights, config),
         build_optimizer=partial(build_optimizer, options=optimizer),
         build_schedule=partial(build_schedule, optimizer.schedule),

@@ -19,9 +19,10 @@ from torchvision.transforms import v2
 import seamseg
 from seamseg.contrib.classification.config import InputConfig, NetworkConfig, parse_classifier_config
 from seamseg.contrib.classification.data import ImageBatch
-from seamseg.contrib.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
+from seamseg.contrib.classification.network import Classifier, build_classifier, correct, initialise
 from seamseg.contrib.classification.train import build_optimizer, build_schedule, trainer_options
 from seamseg.contrib.classification.transforms import test_transform as validation_transform
+from seamseg.models.network import TrainingModule
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
@@ -125,7 +126,7 @@ def test_correct_images() -> None:
 
 def test_the_loss_of_a_batch() -> None:
     config = {**RESNET18["network"], "classes": 6}
-    module = ClassifierLoss(Classifier(build_classifier(parse_classifier_config({"network": config}))))
+    module = TrainingModule(Classifier(build_classifier(parse_classifier_config({"network": config}))))
     batch = ImageBatch(torch.randn(2, 3, 32, 32), torch.tensor([1, 5]), ["a", "b"])
     module.eval()
     losses = module(batch)
@@ -165,7 +166,7 @@ def test_a_training_step_of_the_original() -> None:
     config = parse_classifier_config({**RESNET18, "optimizer": optimizer})
     body = build_classifier(config)
     body.load_state_dict(golden_state("resnet18", body))
-    module = ClassifierLoss(Classifier(body)).train()
+    module = TrainingModule(Classifier(body)).train()
     stepper = Stepper(trainer_options(config), module, build_optimizer(module.net, config.optimizer), World())
     before = {name: p.detach().clone() for name, p in body.named_parameters()}
     pixels = torch.from_numpy(array("backbones", "input_crop_u8").astype(np.float32)).permute(0, 3, 1, 2) / 255
