@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.contrib.foreign.transformers_model import TransformersNetwork, padded_input
 from seamseg.maps.formats.exported import OUTPUTS, QUERY_OUTPUTS
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
@@ -29,7 +28,7 @@ from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, cause
+from seamseg.utils.errors import SeamsegError, cause
 from seamseg.utils.output import quiet_logs
 
 
@@ -280,37 +279,6 @@ class ClassifierExport(ExportNet):
         return (self.net(image.to(dtype, memory_format=torch.channels_last)).float(),)
 
 
-class QueryNet(nn.Module):
-    """A network of transformers on the CPU, in float32, changed so that it can be traced.
-
-    InputError, about the model `name`, if its masked attention was not switched off at the end of the training.
-    """
-
-    def __init__(self, network: TransformersNetwork, name: str) -> None:
-        super().__init__()
-        net, self.family = network.net, network.family
-        self.classes = network.classes
-        net.set_attn_implementation("eager")  # type: ignore[operator]
-        if self.family.mask_annealing_buffer:
-            # the tracer follows no branch that depends on a tensor
-            buffer = self.family.mask_annealing_buffer
-            probabilities = net.get_buffer(buffer)
-            if torch.any(probabilities != 0):
-                raise InputError(
-                    f"{name}: cannot be exported: {buffer} is not 0, the masked attention of its training is still on"
-                )
-            delattr(net, buffer)
-            setattr(net, buffer, [0.0] * len(probabilities))
-        self.net = net
-
-    def forward(self, pixels: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Map an input `1 x 3 x H x W` and its valid pixels, bool `H x W`, to class and mask logits."""
-        mask = {"pixel_mask": valid.long()[None]} if self.family.pixel_mask else {}
-        outputs = self.net(pixel_values=pixels, **mask)
-        scores = self.classes.used_logits(outputs[self.family.class_logits])
-        return scores[0], outputs[self.family.mask_logits][0]
-
-
 class QueryExport(ExportNet):
     """Panoptic networks of queries, one class and one mask each.
 
@@ -320,16 +288,20 @@ class QueryExport(ExportNet):
     mask_logits : float32 `Q x h x w`, of the whole input
     """
 
-    net: QueryNet
     output_names = QUERY_OUTPUTS
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""
-        valid = valid_pixels(image, size)
-        found: tuple[Tensor, Tensor] = self.net(
-            padded_input(image, valid, self.standardise, self.net.family.square), valid
-        )
+        found: tuple[Tensor, Tensor] = self.net(image, valid_pixels(image, size), self.standardise)
         return found
+
+
+_EXPORTS: tuple[tuple[type[nn.Module], type[ExportNet]], ...] = (
+    (WholeNetwork, WholeExport),
+    (SemanticNet, SemanticExport),
+    (PanopticNet, DetectionExport),
+)
+"""The modules for export by the networks."""
 
 
 def export_net(
@@ -339,24 +311,17 @@ def export_net(
     part: str = "all",
     standard_ops: bool = False,
 ) -> ExportNet:
-    """Return the module that is exported: of a folded network, a :class:`QueryNet`, or a classifier.
+    """Return the module that is exported: of a folded network, one of queries, or a classifier.
 
     `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`, None for no effect.
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
-    made: ExportNet
-    if isinstance(net, QueryNet):
-        made = QueryExport(net, *normalisation)
-    elif not isinstance(net, Network):
-        made = ClassifierExport(net, *normalisation)
-    elif isinstance(net, WholeNetwork):
-        made = WholeExport(net, *normalisation)
+    make = next((export for network, export in _EXPORTS if isinstance(net, network)), ClassifierExport)
+    if hasattr(net, "query_classes"):
+        make = QueryExport
     elif part == "dense":
-        made = DenseExport(cast("PanopticNet | SemanticNet", net), *normalisation)
-    elif isinstance(net, SemanticNet):
-        made = SemanticExport(net, *normalisation)
-    else:
-        made = DetectionExport(cast(PanopticNet, net), *normalisation)
+        make = DenseExport
+    made = make(net, *normalisation)
     # also the constants that were made here
     return made.eval().to(next(net.parameters()).device)
 

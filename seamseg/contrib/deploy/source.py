@@ -15,9 +15,8 @@ from seamseg.checkpoints.model_path import is_exported, snapshot_in
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import class_names, classifier_config, load_classifier
 from seamseg.contrib.classification.config import load_classifier_config
-from seamseg.contrib.deploy.network import ExportNet, QueryNet, export_net
+from seamseg.contrib.deploy.network import ExportNet, export_net
 from seamseg.contrib.deploy.options import ExportOptions
-from seamseg.contrib.foreign.transformers_model import TransformersModel, TransformersNetwork, export_size
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, open_for_inference
@@ -82,14 +81,14 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
     inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
     opened = open_for_inference(path, "cpu", options.config, options.meta, inference)
     size = opened.input_size(inference)
-    if isinstance(opened, TransformersModel):  # before its weights are read
-        export_size(opened.family, opened.side, opened.name, options.size, default_size(size))
     network = opened.build(inference)
-    if isinstance(network, TransformersNetwork):
-        stated = export_size(network.family, network.side, opened.name, options.size, default_size(size))
-        queries = QueryNet(network, opened.name)
-        used = tuple(queries.classes.used.tolist())
-        return ExportSource(queries, _metadata(opened, options, inference, query_classes=used), stated, size)
+    traced = getattr(network, "traced", None)
+    if traced is not None:  # of a network of queries
+        stated = network.export_size(opened.name, options.size, default_size(size))  # type: ignore[attr-defined]
+        queries = traced(opened.name)
+        return ExportSource(
+            queries, _metadata(opened, options, inference, query_classes=queries.query_classes), stated, size
+        )
     config = opened.config
     net: Network | None = getattr(network, "net", None)
     if net is None:

@@ -39,7 +39,6 @@ _OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
 _BILINEAR = Image.Resampling.BILINEAR
 _LARGEST_SQUARE = 4096
 _MOST_TOKENS = 4096
-_LARGEST_MEAN = 1e6
 
 
 class TransformersNetwork(ForeignNetwork):
@@ -70,17 +69,13 @@ class TransformersNetwork(ForeignNetwork):
         self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
-        """Return the outputs for images `H x W x 3` uint8; images of equal size are one batch, so that none is padded.
+        """Return the outputs for images `H x W x 3` uint8; those of several sizes one by one, so that none is padded.
 
         SeamsegError if they are not those that the configuration states, or not finite.
         """
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, image in enumerate(images):
-            groups.setdefault(image.shape, []).append(index)
-        found: dict[int, ArrayPrediction] = {}
-        for indices in groups.values():
-            found.update(zip(indices, self._run([images[index] for index in indices])))
-        return [found[index] for index in range(len(images))]
+        if len({image.shape for image in images}) > 1:
+            return [self._run([image])[0] for image in images]
+        return self._run(images)
 
     def _run(self, images: Sequence[np.ndarray]) -> list[ArrayPrediction]:
         size = int(images[0].shape[0]), int(images[0].shape[1])
@@ -101,6 +96,31 @@ class TransformersNetwork(ForeignNetwork):
             prediction_of_queries(s.numpy(), m.numpy(), size, padded_size, classes, num_stuff)
             for s, m in zip(scores.cpu(), masks.cpu())
         ]
+
+    def export_size(self, name: str, size: tuple[int, int] | None, usual: tuple[int, int]) -> tuple[int, int]:
+        """Return the `(height, width)` of the input of an export: `size`, else that of its square, else `usual`.
+
+        InputError, about the model `name`, if the network cannot be exported, or not at this size.
+        """
+        if self.family.export_problem:
+            raise InputError(f"{name}: cannot be exported: {self.family.export_problem}")
+        if self.side is not None:
+            if size not in (None, (self.side, self.side)):
+                raise InputError(f"`size={_shown(size)}`: the input of {name} is {self.side} x {self.side}")
+            return self.side, self.side
+        chosen, multiple = size or usual, self.family.multiple
+        if any(value % multiple for value in chosen):
+            below = [value // multiple * multiple for value in chosen]
+            above = [-(-value // multiple) * multiple for value in chosen]
+            raise InputError(
+                f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}; near are "
+                f"{_shown(below)} and {_shown(above)}"
+            )
+        return chosen
+
+    def traced(self, name: str) -> QueryNet:
+        """Return the network, named `name` in errors, as it is traced for an export; it must be on the CPU."""
+        return QueryNet(self, name)
 
     def _batch(self, images: Sequence[np.ndarray]) -> tuple[Tensor, tuple[int, int]]:
         """Return the input for images of one size, and its `(height, width)` in pixels of the images."""
@@ -132,6 +152,40 @@ def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Te
     if square:
         return normalise(torch.where(valid, images, 0))
     return torch.where(valid, normalise(images), 0.0)
+
+
+class QueryNet(nn.Module):
+    """A network of transformers on the CPU, in float32, changed so that it can be traced.
+
+    `query_classes` is the class (stuff first) of each class logit but the last one. InputError, about the model `name`,
+    if its masked attention was not switched off at the end of the training.
+    """
+
+    def __init__(self, network: TransformersNetwork, name: str) -> None:
+        super().__init__()
+        net, self.family = network.net, network.family
+        self._classes = network.classes
+        self.query_classes = tuple(network.classes.used.tolist())
+        net.set_attn_implementation("eager")  # type: ignore[operator]
+        if self.family.mask_annealing_buffer:
+            # the tracer follows no branch that depends on a tensor
+            buffer = self.family.mask_annealing_buffer
+            probabilities = net.get_buffer(buffer)
+            if torch.any(probabilities != 0):
+                raise InputError(
+                    f"{name}: cannot be exported: {buffer} is not 0, the masked attention of its training is still on"
+                )
+            delattr(net, buffer)
+            setattr(net, buffer, [0.0] * len(probabilities))
+        self.net = net
+
+    def forward(self, image: Tensor, valid: Tensor, normalise: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Map an image `1 x 3 x H x W` uint8, with its valid pixels, bool `H x W`, to class and mask logits."""
+        pixels = padded_input(image, valid, normalise, self.family.square)
+        mask = {"pixel_mask": valid.long()[None]} if self.family.pixel_mask else {}
+        outputs = self.net(pixel_values=pixels, **mask)
+        scores = self._classes.used_logits(outputs[self.family.class_logits])
+        return scores[0], outputs[self.family.mask_logits][0]
 
 
 class TransformersModel:
@@ -173,13 +227,7 @@ class TransformersModel:
             "dataloader.longest_size": "" if self.side is None else self.side,
         }
         for name, default in (("mean", _MEAN), ("std", _STD)):
-            values = self._processor.get(f"image_{name}") or default
-            numbers = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
-            if len(numbers) != 3 or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST_MEAN for v in numbers):
-                raise InputError(f"{self.name}: in the settings of its processor, image_{name} must be three numbers")
-            if name == "std" and min(numbers) <= 0:
-                raise InputError(f"{self.name}: in the settings of its processor, image_std must be positive")
-            keys[f"dataloader.rgb_{name}"] = tuple(numbers)
+            keys[f"dataloader.rgb_{name}"] = repr(self._processor.get(f"image_{name}") or default)
         return neutral_config(self.kind, keys, self.name, options)
 
     def input_size(self, options: InferenceOptions) -> InputSize:
@@ -197,30 +245,6 @@ class TransformersModel:
         return TransformersNetwork(
             net, self.family, self._classes, normalise, self._device, self._dtype, self.side, tokens
         )
-
-
-def export_size(
-    family: Family, side: int | None, name: str, size: tuple[int, int] | None, usual: tuple[int, int]
-) -> tuple[int, int]:
-    """Return the `(height, width)` of the input of an export: `size`, else the square of `side`, else `usual`.
-
-    InputError, about the model `name`, if the network cannot be exported, or not at this size; no weights are read.
-    """
-    if family.export_problem:
-        raise InputError(f"{name}: cannot be exported: {family.export_problem}")
-    if side is not None:
-        if size is not None and size != (side, side):
-            raise InputError(f"`size={_shown(size)}`: the input of {name} is {side} x {side}")
-        return side, side
-    chosen, multiple = size or usual, family.multiple
-    if any(value % multiple for value in chosen):
-        below = [value // multiple * multiple for value in chosen]
-        above = [-(-value // multiple) * multiple for value in chosen]
-        raise InputError(
-            f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}; near are "
-            f"{_shown(below)} and {_shown(above)}"
-        )
-    return chosen
 
 
 def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:

@@ -6,7 +6,7 @@ Module and loss come from the library; images, ground truth, trainer, validation
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,8 +32,6 @@ from seamseg.utils.limits import parse_json
 
 _TRAINED = ("mask2former", "maskformer", "eomt", "eomt_dinov3")
 """Types with a loss for masks and classes alone: OneFormer needs texts, DETR boxes."""
-_MOST_LAYERS = 1000
-_MOST_PARAMETERS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,6 @@ class TransformersTraining(Network):
             model_class = getattr(transformers, self.family.model_class)
             config = built_by(name, lambda: model_class.config_class.from_dict(content))
             make_plain(config)
-            with torch.device("meta"):
-                shape = built_by(name, lambda: model_class(config))
-            if (count := sum(p.numel() for p in (*shape.parameters(), *shape.buffers()))) > _MOST_PARAMETERS:
-                raise InputError(f"{name}: has {count} parameters, the limit is {_MOST_PARAMETERS}")
             self.net: Any = built_by(name, lambda: model_class(config))
         self._without_masked_attention()
         _in_full_precision(self.net.criterion)
@@ -208,19 +202,7 @@ def _checked(text: str, name: str) -> tuple[Family, dict[str, Any]]:
         raise InputError(
             f"{name}: networks of type {content['model_type']} are not trained here: {', '.join(_TRAINED)}"
         )
-    _check_layers(content, name)
     return family, content
-
-
-def _check_layers(content: Mapping[str, Any], name: str) -> None:
-    """Raise InputError, before any is built, if a network has more than :data:`_MOST_LAYERS` layers."""
-    for key_, value in content.items():
-        if isinstance(value, Mapping):
-            _check_layers(value, name)
-        elif key_.endswith(("_layers", "depths", "_blocks")):
-            counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
-            if sum(counts) > _MOST_LAYERS:
-                raise InputError(f"{name}: {key_} is {value!s:.40}, the limit is {_MOST_LAYERS}")
 
 
 def _in_full_precision(criterion: nn.Module) -> None:
