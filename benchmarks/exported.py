@@ -58,7 +58,7 @@ class Network:
 
     def run(self, side: str) -> Callable[[], object]:
         """Return the function of one side."""
-        names = list(self.metadata.outputs)
+        names = list(export_net(self.net, MEAN, STD).output_names)
         if side in ("fp32", "bf16"):
             return self._eager(self.net if side == "fp32" else copy.deepcopy(self.net).to(torch.bfloat16))
         if side == "pt2":

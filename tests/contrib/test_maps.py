@@ -22,8 +22,9 @@ from seamseg.components import resize_map
 from seamseg.config import components, load_config
 from seamseg.contrib.deploy.export import ExportReport, export_model
 from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.inference.results import RESULTS
 from seamseg.inference.tiling import Tiling
-from seamseg.maps.formats.exported import OUTPUTS, ExportedMetadata
+from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.heads.custom import resized
@@ -271,7 +272,7 @@ def test_heads_are_not_quantised(run, heads, micro, tmp_path):
 
 
 def test_names_with_another_meaning():
-    taken = {name for names in OUTPUTS.values() for name in names}
+    taken = {name for result in RESULTS for name in result.outputs}
     taken |= {component.name for component in components.registered("format") if component.built_in}
     assert {name for name in taken if name.isidentifier()} <= RESERVED_NAMES | {"logits"}
 
@@ -283,7 +284,6 @@ STATED = ExportedMetadata(
 
 def test_what_a_file_states_about_its_maps():
     assert ExportedMetadata.from_json(STATED.to_json(), "a.onnx") == STATED
-    assert STATED.outputs[-2:] == ("classmap", "flow")
     assert "maps" not in json.loads(replace(STATED, maps={}).to_json())
 
 

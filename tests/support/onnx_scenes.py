@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.config import config_to_string, default_config
-from seamseg.maps.formats.exported import CLASSIFIER_SIDES, METADATA_KEY, ExportedMetadata
+from seamseg.maps.formats.exported import CLASSIFIER_SIDES, METADATA_KEY, QUERY_OUTPUTS, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 
 _COLORS = [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)]
@@ -19,6 +19,14 @@ SCORES = np.array([0.9, 0.7], np.float32)
 THINGS = np.array([1, 0], np.int64)
 ROWS = 5
 """Detections of the graph, of which two exist."""
+OUTPUTS = {
+    "panoptic": ("boxes", "classes", "scores", "mask_logits", "count", "classmap"),
+    "instance_seg": ("boxes", "classes", "scores", "mask_logits", "count"),
+    "detection": ("boxes", "classes", "scores", "count"),
+    "semantic": ("classmap", "probability"),
+    "classification": ("logits",),
+}
+"""Of each kind of network, in order."""
 QUERY_CLASSES = (3, 0, 2, 1)
 """Of networks of queries: car, road, person, sky."""
 
@@ -71,10 +79,12 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
         "mask_logits": np.pad(masks(), padded),
         "count": np.array(2, np.int64),
     }
+    names = (*OUTPUTS[exported.kind], *exported.maps, *("ids",) * exported.with_ids)
     if exported.of_queries:
-        constants = dict(zip(exported.outputs, queries(), strict=True))
+        names = QUERY_OUTPUTS
+        constants = dict(zip(names, queries(), strict=True))
     nodes, outputs, info = [], [], helper.make_tensor_value_info
-    for name in exported.outputs:
+    for name in names:
         value = constants.get(name, np.array(0 if name == "classmap" else 1))
         made = name if name in constants else f"i_{name}"
         nodes.append(helper.make_node("Constant", [], [made], value=numpy_helper.from_array(value, f"c_{name}")))

@@ -25,6 +25,7 @@ class Classifier(Network):
     """A network of one part: a body that maps images to logits."""
 
     kind = "classification"
+    body: nn.Module
 
     def __init__(self, body: nn.Module, options: BatchOptions = BatchOptions(channels_last=False)) -> None:  # noqa: B008
         super().__init__({"body": body}, options)

@@ -39,8 +39,7 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
     needed = requirements(device.type, _used_features(metadata.precision))
-    extra = {**metadata.extra, "outputs": list(net.output_names), **needed}
-    stated = replace(metadata, extra=extra)
+    stated = replace(metadata, extra={**metadata.extra, "outputs": list(net.output_names), **needed})
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
@@ -74,7 +73,7 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
     Single values are decimal numbers or words, empty if there is none; `categories` has a line for each class.
     """
     entries = {METADATA_KEY: metadata.to_json()}
-    if metadata.kind != "panoptic":
+    if not {"count", "classmap"} <= set(metadata.extra["outputs"]):
         return entries
     height, width = metadata.size or ("", "")
     free = ("", "", "") if metadata.sides is None else (*metadata.sides, metadata.multiple)

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.maps.formats.exported import OUTPUTS, QUERY_OUTPUTS
+from seamseg.config.kinds import KINDS
+from seamseg.inference.results import result_of
+from seamseg.maps.formats.exported import QUERY_OUTPUTS
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
@@ -37,7 +39,7 @@ class ExportNet(nn.Module):
 
     Build it with :func:`export_net`, from a folded network in evaluation mode, whose layers are shared; `mean` and
     `std` are for values in 0..1. With `standard_ops` it has operators of other engines instead of ours, where results
-    are equal. `output_names` are in the order of :attr:`seamseg.maps.formats.exported.ExportedMetadata.outputs`.
+    are equal. `output_names` begin with those of the result, see :class:`seamseg.inference.results.base.ImageResult`.
     """
 
     output_names: tuple[str, ...]
@@ -218,7 +220,10 @@ class WholeExport(ExportNet):
 
     def __init__(self, net: WholeNetwork, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        self.output_names = (*OUTPUTS[net.kind], *net.map_formats, *("ids",) * net.predicts_ids)
+        names = list(result_of(net.kind).outputs)
+        if KINDS[net.kind].has_masks:
+            names.insert(names.index("count"), "mask_logits")
+        self.output_names = (*names, *net.map_formats, *("ids",) * net.predicts_ids)
 
     def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """Map a padded image and its valid size to the outputs of the class."""

@@ -10,11 +10,13 @@ import numpy as np
 
 from seamseg.checkpoints.model_path import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
-from seamseg.contrib.exported.onnx_engines import OnnxSession, open_onnx
+from seamseg.contrib.classification.config import parse_classifier_config
+from seamseg.contrib.exported.onnx_engines import open_onnx
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
-from seamseg.maps.formats.exported import MAX_SIDE, QUERY_OUTPUTS, ExportedMetadata
+from seamseg.inference.results import RESULTS
+from seamseg.maps.formats.exported import QUERY_OUTPUTS, ExportedMetadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, one_line
@@ -28,33 +30,28 @@ _NOTHING = np.zeros(0, np.float32)
 class ExportedNetwork(InferenceNetwork):
     """A network in an exported file, named `name` in messages, which a session runs.
 
-    `nms_threshold` is the IoU of its detections, None for a network without; `probabilities` adds the probability of
-    the class of each pixel to the maps.
+    `nms_threshold` is the IoU of its detections; `probabilities` adds the probability of the class of each pixel to the
+    maps.
     """
 
-    def __init__(
-        self,
-        session: Any,
-        name: str,
-        exported: ExportedMetadata,
-        nms_threshold: float | None,
-        probabilities: bool = False,
-    ) -> None:
+    def __init__(self, session: Any, name: str, nms_threshold: float, probabilities: bool = False) -> None:
         self._session = session
+        self._names: Sequence[str] = session.outputs
         self._name = name
-        self.exported = exported
-        self.kind = exported.kind
-        self.precision = exported.precision
-        self.nms_threshold = nms_threshold
-        self.map_formats = exported.maps
+        self.exported: ExportedMetadata = session.exported
+        self.kind = self.exported.kind
+        self.precision = self.exported.precision
+        has_detections = self.exported.of_queries or "count" in session.outputs
+        self.nms_threshold = nms_threshold if has_detections else None
+        self.map_formats = self.exported.maps
         self._probabilities = probabilities
         self.device = session.device
         self.on_gpu = self.device.startswith("cuda")
         self.uses_torch = session.uses_torch
-        if exported.with_ids:
+        if self.exported.with_ids:
             self.tiles_problem = f"{name} predicts ids, which tiles do not share"
-        elif exported.size is not None:
-            size = f"{exported.size[1]} x {exported.size[0]} pixels"
+        elif self.exported.size is not None:
+            size = f"{self.exported.size[1]} x {self.exported.size[0]} pixels"
             self.tiles_problem = f"{name} was exported for inputs of {size}: for tiles export it without a size"
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
@@ -95,9 +92,8 @@ class ExportedNetwork(InferenceNetwork):
         )
 
     def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        names = self.exported.outputs
         try:
-            return dict(zip(names, self._session.run(names, inputs)))
+            return dict(zip(self._names, self._session.run(self._names, inputs)))
         except SeamsegError:
             raise
         except Exception as error:  # its types are known to onnxruntime only
@@ -110,22 +106,16 @@ class ExportedNetwork(InferenceNetwork):
 class ExportedClassifier(ExportedNetwork):
     """A classifier in an exported file, which takes centre crops."""
 
-    def __init__(self, session: Any, name: str, exported: ExportedMetadata) -> None:
-        super().__init__(session, name, exported, None)
+    def __init__(self, session: Any, name: str) -> None:
+        super().__init__(session, name, 0.0)
         self.tiles_problem = f"{name} is a classifier, which needs the whole image"
 
     def _run(self, image: np.ndarray) -> ArrayPrediction:
-        height, width = size = int(image.shape[0]), int(image.shape[1])
-        if self.exported.size not in (None, size):
-            raise SeamsegError(
-                f"{self._name}: was exported for crops of {self.exported.size[1]} x {self.exported.size[0]} pixels, "
-                f"this one has {width} x {height}"
-            )
         mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
         values = (image.astype(np.float32) / np.float32(255) - mean) / std
         logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
         none = (_NOTHING.reshape(0, 4), _NOTHING.astype(np.int64), _NOTHING, None, None)
-        return Prediction(*none, size, logits=logits)
+        return Prediction(*none, (int(image.shape[0]), int(image.shape[1])), logits=logits)
 
 
 class ExportedModel:
@@ -157,9 +147,7 @@ class ExportedModel:
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
-        has_detections = self._exported.of_queries or "count" in self._exported.outputs
-        threshold = self.config.roi.nms_threshold if has_detections else None
-        return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
+        return ExportedNetwork(self._session, self.name, self.config.roi.nms_threshold, options.probabilities)
 
 
 class ExportedClassifierModel(ExportedModel):
@@ -174,26 +162,13 @@ class ExportedClassifierModel(ExportedModel):
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
                 raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
-        scale, side = _classifier_sizes(self._exported, self.name)
-        return InputSize(None if scale < 1 else scale, crop=self._exported.size or (side, side))
+        sizes = parse_classifier_config(parse_json(self._exported.config), self.name).input
+        crop = self._exported.size or (sizes.crop_val, sizes.crop_val)
+        return InputSize(None if sizes.scale_val == -1 else sizes.scale_val, crop=crop)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
-        return ExportedClassifier(self._session, self.name, self._exported)
-
-
-def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
-    """Return the shortest side to which images are scaled for a classifier, and the side of their centre crop."""
-    try:
-        sizes = parse_json(exported.config)["input"]
-        scale, crop = int(sizes["scale_val"]), int(sizes["crop_val"])
-        if not scale <= MAX_SIDE or not 0 < crop <= MAX_SIDE:
-            raise ValueError(f"{scale} and {crop}")
-        return scale, crop
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"{name}: its configuration lacks input.scale_val or input.crop_val, or they are out of range ({error})"
-        ) from None
+        return ExportedClassifier(self._session, self.name)
 
 
 def open_exported(
@@ -214,17 +189,18 @@ def open_exported(
         session = open_onnx(path, str(device))
     if session.exported.part != "all":
         raise InputError(f"{path}: holds part {session.exported.part!r} of a network only: export all parts")
-    if not session.uses_torch:
-        _check_graph(session, str(path))
+    _check_outputs(session, str(path))
     # not by its outputs: a map of a custom head may be called `logits`, too
     make = ExportedClassifierModel if session.exported.kind == "classification" else ExportedModel
     return make(session, name, options)
 
 
-def _check_graph(session: OnnxSession, name: str) -> None:
-    """Raise InputError if a graph does not have the outputs of its network, or is not computed in int8."""
+def _check_outputs(session: Any, name: str) -> None:
+    """Raise InputError if a file does not have the outputs of its network, or is not computed in int8."""
     exported = session.exported
-    if not set(exported.outputs) <= set(session.outputs):
+    needed = next((result.outputs for result in RESULTS if exported.kind in result.kinds), ("outputs",))
+    needed = (*(QUERY_OUTPUTS if exported.of_queries else needed), *exported.maps, *("ids",) * exported.with_ids)
+    if not set(needed) <= set(session.outputs):
         raise InputError(
             f"{name}: its graph has the outputs {', '.join(session.outputs)}, not those of a network of kind "
             f"{exported.kind}: export it again"

@@ -66,6 +66,7 @@ class PackageSession:
     def __init__(self, path: Path, device: str = "auto") -> None:
         stated = _stated(path)
         self.exported = ExportedMetadata.from_json(stated[METADATA_KEY], str(path))
+        self.outputs: Sequence[str] = self.exported.extra.get("outputs", ())
         try:
             import torch
 
@@ -102,7 +103,7 @@ class PackageSession:
         given = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in arrays]
         with torch.inference_mode():
             outputs: list[Any] = self._loader.run(given)
-        found = dict(zip(self.exported.extra.get("outputs", self.exported.outputs), outputs, strict=True))
+        found = dict(zip(self.outputs, outputs, strict=True))
         return [found[name].cpu().numpy() for name in names]
 
     def _check_sides(self, sides: tuple[int, ...]) -> None:

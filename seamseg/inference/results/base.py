@@ -61,6 +61,7 @@ class ImageResult(ABC):
         one does
     counted : what :meth:`counts` counts: segments, detections or classes
     main_scores : for each of the kinds the key of the main score in the JSON of an evaluation
+    outputs : names of the outputs that an exported network of it has at least, in order
     has_ids : whether each pixel has one segment or class at most, see :meth:`id_png`
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None if it is not kept
@@ -73,6 +74,7 @@ class ImageResult(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     counted: ClassVar[str]
     main_scores: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]]
     has_ids: ClassVar[bool] = False
     metadata: Metadata
     prediction: ArrayPrediction | None = None

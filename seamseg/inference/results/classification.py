@@ -38,6 +38,7 @@ class Classification(ImageResult):
     kinds = ("classification",)
     counted = "classes"
     main_scores = ("top1",)
+    outputs = ("logits",)
     probabilities: np.ndarray
     image_size: tuple[int, int]
 

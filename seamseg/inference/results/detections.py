@@ -107,6 +107,7 @@ class Detections(ImageResult, Sequence[Detection]):
     options = ("score_threshold",)
     counted = "detections"
     main_scores = ("mask.AP", "box.AP")
+    outputs = ("boxes", "classes", "scores", "count")
     detections: list[Detection]
     image_size: tuple[int, int]
     has_masks: bool

@@ -70,6 +70,7 @@ class Panoptic(PanopticResult, ImageResult):
     options = ("score_threshold", "overlap_threshold", "min_stuff_area")
     counted = "segments"
     main_scores = ("PQ",)
+    outputs = ("boxes", "classes", "scores", "count", "classmap")
     has_ids = True
     segments: list[NamedSegment]  # type: ignore[assignment]
 

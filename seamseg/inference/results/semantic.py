@@ -52,6 +52,7 @@ class SemanticMap(ImageResult):
     options = ("tta_fusion", "probabilities")
     counted = "segments"
     main_scores = ("mIoU",)
+    outputs = ("classmap", "probability")
     has_ids = True
     classes: np.ndarray
     probability: np.ndarray | None = None

@@ -24,15 +24,6 @@ METADATA_KEY = "seamseg"
 """Name of the text in a file."""
 FORMAT = 1
 """Version of the text; a reader refuses files of a later one."""
-_DETECTIONS = ("boxes", "classes", "scores")
-OUTPUTS = {
-    "panoptic": (*_DETECTIONS, "mask_logits", "count", "classmap"),
-    "instance_seg": (*_DETECTIONS, "mask_logits", "count"),
-    "detection": (*_DETECTIONS, "count"),
-    "semantic": ("classmap", "probability"),
-    "classification": ("logits",),
-}
-"""Names of the outputs of each kind of network, in order."""
 QUERY_OUTPUTS = ("class_logits", "mask_logits")
 """Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.query_classes`."""
 PARTS = ("all", "dense")
@@ -99,7 +90,7 @@ class ExportedMetadata:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", tuple(OUTPUTS)), ("part", PARTS), ("precision", PRECISIONS)):
+        for name, known in (("part", PARTS), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
         pairs = [pair for pair in (self.size, self.sides) if pair is not None]
@@ -117,21 +108,20 @@ class ExportedMetadata:
         wrong = [name for name, value in self.thresholds.items() if name not in THRESHOLDS or not _is_number(value)]
         if wrong:
             raise InputError(f"thresholds: {wrong[0]!r:.40} is unknown or not a number")
-        if not all(isinstance(getattr(self, name), str) for name in ("config", "licence", "version")):
-            raise InputError("config, licence and version must be text")
+        if not all(isinstance(getattr(self, name), str) for name in ("kind", "config", "licence", "version")):
+            raise InputError("kind, config, licence and version must be text")
         found = self.query_classes
-        if found is not None and (self.kind != "panoptic" or not self._are_classes(found)):
-            raise InputError(f"query_classes must be different classes of a panoptic network, not {found!r:.60}")
+        if found is not None and not self._are_classes(found):
+            raise InputError(f"query_classes must be different classes, not {found!r:.60}")
         self._check_maps()
 
     def _check_maps(self) -> None:
         if problem := next(filter(None, map(name_problem, self.maps)), None):
             raise InputError(f"maps: {problem}")
-        if self.maps and (self.kind == "classification" or len(self.maps) > _MOST_MAPS):
-            raise InputError(f"maps: a network has up to {_MOST_MAPS}, one of kind classification none")
-        if type(self.with_ids) is not bool or (self.with_ids and self.kind != "panoptic"):
-            raise InputError(f"with_ids must be a flag of a panoptic network, not {self.with_ids!r:.60}")
-
+        if len(self.maps) > _MOST_MAPS:
+            raise InputError(f"maps: a network has up to {_MOST_MAPS}")
+        if type(self.with_ids) is not bool:
+            raise InputError(f"with_ids must be a flag, not {self.with_ids!r:.60}")
         sides = self.reference or (1, 1)
         if len(sides) != 2 or not all(type(side) is int and 0 < side <= _MOST_PIXELS for side in sides):
             raise InputError(f"reference must be two lengths in pixels, not {self.reference!r:.60}")
@@ -145,11 +135,6 @@ class ExportedMetadata:
     def of_queries(self) -> bool:
         """Whether the network has queries, one class and one mask each."""
         return self.query_classes is not None
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs of part "all", in order."""
-        return QUERY_OUTPUTS if self.of_queries else (*OUTPUTS[self.kind], *self.maps, *("ids",) * self.with_ids)
 
     @property
     def max_size(self) -> tuple[int, int] | None:
@@ -192,7 +177,7 @@ class ExportedMetadata:
     def from_json(text: str, source: str) -> ExportedMetadata:
         """Read the text of the file `source`; InputError if it is damaged, of a later format, or out of range."""
         content = _parse(text, source)
-        metadata = _classes(content.pop("metadata"), content["kind"], source)
+        metadata = _classes(content.pop("metadata"), source)
         own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}
         extra = {name: value for name, value in content.items() if name not in own}
         given = {name: value for name, value in content.items() if name in own}
@@ -237,11 +222,11 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     return content
 
 
-def _classes(content: Any, kind: Any, source: str) -> Metadata:
-    """Return the classes of a file; classifiers may have more than a class map, and have names only."""
-    if kind != "classification":
+def _classes(content: Any, source: str) -> Metadata:
+    """Return the classes of a file; those of classifiers may be more than a class map has, and have names only."""
+    if not isinstance(content, dict) or content.get("palette") != []:
         return metadata_of(content, f"{source}: metadata")
-    names = content.get("categories") if isinstance(content, dict) else None
+    names = content.get("categories")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
     return Metadata(0, len(names), names, [], [])

@@ -74,7 +74,7 @@ def test_padding_is_masked(tmp_path: Path) -> None:
     opened = open_exported(file, "cpu", None, None, InferenceOptions())
     run = opened.build(InferenceOptions())._session.run
     inputs = opened._exported.inputs(photo(SIZE[0], 64))
-    names = opened._exported.outputs
+    names = opened._session.outputs
     black = run(names, inputs)
     inputs["image"][..., 64:] = 255
     white = run(names, inputs)

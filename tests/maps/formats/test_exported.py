@@ -60,19 +60,10 @@ def test_a_classifier_has_names_only():
         ExportedMetadata.from_json(json.dumps(broken), "a.onnx")
 
 
-def test_outputs_by_kind():
-    assert exported().outputs == ("boxes", "classes", "scores", "mask_logits", "count", "classmap")
-    assert exported(query_classes=(0, 1, 2)).outputs == ("class_logits", "mask_logits")
-    assert exported(kind="instance_seg").outputs == ("boxes", "classes", "scores", "mask_logits", "count")
-    assert exported(kind="detection").outputs == ("boxes", "classes", "scores", "count")
-    assert exported(kind="semantic").outputs == ("classmap", "probability")
-    assert exported(kind="classification").outputs == ("logits",)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "keypoints"}, "kind must be one of"),
+        ({"kind": None}, "kind, config, licence and version must be text"),
         ({"size": [0, 5]}, "must be positive integers"),
         ({"size": 7}, "damaged"),
         ({"sides": [64]}, "must be positive integers"),
@@ -83,7 +74,6 @@ def test_outputs_by_kind():
         ({"thresholds": [1]}, "thresholds must be an object"),
         ({"config": 3}, "must be text"),
         *(({"query_classes": value}, "query_classes must be different classes") for value in ([], [3], [1, 1], [True])),
-        ({"kind": "instance_seg", "query_classes": [1]}, "must be different classes of a panoptic network"),
         ({"metadata": {"num_stuff": 1}}, "the key 'categories' is missing"),
         ({"format": FORMAT + 1}, "update seamseg"),
         ({"format": None}, "no format number"),
