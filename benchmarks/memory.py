@@ -29,12 +29,10 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from seamseg.config import load_config
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.backbones.resnet import RESNETS, ResNet
-from seamseg.ops.abn_recompute import _Recomputed
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN
 
@@ -74,29 +72,15 @@ def kept_bytes(network: nn.Module, loss: Callable[[], Tensor]) -> int:
     """Bytes of the tensors that a forward pass leaves for the backward pass, which is run as well."""
     own = {_storage(p) for p in (*network.parameters(), *network.buffers())}
     kept: dict[int, Tensor] = {}
-    parts: list[tuple[_Recomputed, Any]] = []
-    pack_of_part = _Recomputed.pack
 
     def pack(tensor: Tensor) -> Tensor:
         kept[_storage(tensor)] = tensor
         return tensor
 
-    def pack_inside(part: _Recomputed, tensor: Tensor) -> Any:
-        parts.append((part, pack_of_part(part, tensor)))
-        return parts[-1][1]
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-    with mock.patch.object(_Recomputed, "pack", pack_inside), hooks:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         result = loss()
-        # of nested hooks only the inner ones run: those of layers whose output is computed again
-        for part, saved in parts:
-            inputs = [cell.cell_contents for cell in part._make_input.__closure__ or ()]
-            for value in tree_leaves([inputs, getattr(saved, "tensor", saved)]):
-                if isinstance(value, Tensor):
-                    pack(value)
         total = sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
     kept.clear()
-    parts.clear()
     result.backward()
     return total
 

@@ -80,35 +80,6 @@ def _pair(value: int | tuple[int, ...]) -> list[int]:
     return [value, value] if isinstance(value, int) else list(value)
 
 
-class AvgPool2d(nn.AvgPool2d):
-    """Average pooling that keeps nothing for the backward pass; torch keeps the input, of which only the size matters.
-
-    Values, gradients and constructor are the same.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `N x C x H x W` to `N x C x h x w`."""
-        tracked = torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
-        if not tracked or x.dim() != 4:
-            y: Tensor = super().forward(x)
-            return y
-        window = [_pair(value) for value in (self.kernel_size, self.stride, self.padding)]
-        y = _AvgPool.apply(x, (*window, self.ceil_mode, self.count_include_pad, self.divisor_override))
-        return y
-
-
-class _AvgPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, options: tuple[Any, ...]) -> Tensor:
-        ctx.options, ctx.shape, ctx.format = options, x.shape, memory_format(x)
-        return functional.avg_pool2d(x, *options)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        like = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=ctx.format)
-        return torch.ops.aten.avg_pool2d_backward(dy, like, *ctx.options), None
-
-
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -153,12 +153,6 @@ class Ohem(nn.Module):
         return upsample_ohem_loss(x[0], (9, 9), (7, 8), torch.arange(56).view(7, 8) % 4, 0.5)
 
 
-def kept_input():
-    block = PreActivationBlock(4, (4, 4), InPlaceABN)
-    block.input_is_kept = True
-    return block
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -167,7 +161,7 @@ def kept_input():
         lambda: NormSequential(nn.Conv2d(4, 4, 3), InPlaceABN(4)),
         lambda: ResidualBlock(4, (4, 4), InPlaceABN),
         lambda: ResidualBlock(4, (4, 8), InPlaceABN, 2),
-        kept_input,
+        lambda: PreActivationBlock(4, (4, 4), InPlaceABN),
         Rows,
         Entropy,
         Ohem,

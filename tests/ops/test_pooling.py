@@ -144,14 +144,6 @@ def test_what_needs_no_place_is_torchs():
     x = torch.randn(1, 2, 9, 9, requires_grad=True)
     y, index = pooling.MaxPool2d(3, return_indices=True)(x)
     assert torch.equal(x.flatten(2).gather(2, index.flatten(2)), y.flatten(2))
-    for layer in (pooling.MaxPool2d(3), pooling.AvgPool2d(3)):
-        assert torch.equal(layer(x[0]), layer(x)[0])
-        assert not keeping(lambda layer=layer: layer(x.detach()))[1]
-
-
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), ((3, 5), None, (1, 2))])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_average_pooling_is_that_of_torch(kernel, stride, padding, memory_format):
-    options = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": True}
-    x = torch.randn(2, 3, 17, 22).contiguous(memory_format=memory_format)
-    assert check_as_torch("AvgPool2d", options, x) == 0
+    layer = pooling.MaxPool2d(3)
+    assert torch.equal(layer(x[0]), layer(x)[0])
+    assert not keeping(lambda: layer(x.detach()))[1]

@@ -101,15 +101,6 @@ class Backbone(nn.Module):
         """Number of modules that :meth:`freeze` counts."""
         return sum(name.startswith("mod") for name in self.out_channels)
 
-    def keep_inputs_after(self, names: Sequence[str]) -> None:
-        """Note that the outputs of these stages are kept for the backward pass: what follows need not keep as much."""
-        for name, following in itertools.pairwise(self._order):
-            stage = self.get_submodule(following)
-            first = stage[0] if isinstance(stage, nn.Sequential) and len(stage) else stage
-            for module in (stage, first):
-                if name in names and hasattr(module, "input_is_kept"):
-                    setattr(module, "input_is_kept", True)  # noqa: B010
-
     def freeze(self, modules: int) -> None:
         """Exclude the parameters of `mod1`..`mod<modules>`, and of what lies between them, from training."""
         if modules > 0:
@@ -187,9 +178,6 @@ class Body(Backbone):
     def num_modules(self) -> int:
         """Number of modules that :meth:`freeze` counts."""
         return sum(1 for _ in self.children())
-
-    def keep_inputs_after(self, names: Sequence[str]) -> None:
-        """Do nothing: only blocks of this package save memory if their inputs are kept."""
 
     def freeze(self, modules: int) -> None:
         """Exclude the parameters of the first child modules from training."""

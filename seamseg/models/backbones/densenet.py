@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
 from seamseg.models.backbones.preactivation import stem
-from seamseg.ops.abn_recompute import recomputed
-from seamseg.ops.norm import NormSequential, is_inplace, run_layers
-from seamseg.ops.pooling import AvgPool2d
+from seamseg.ops.norm import NormSequential, run_layers
 
 DENSENETS: dict[str, tuple[int, int, int, int]] = {
     "densenet121": (6, 12, 24, 16),
@@ -27,15 +24,10 @@ GROWTH, BOTTLENECK, COMPRESSION = 32, 4, 0.5
 
 
 class DenseModule(nn.Module):
-    """Layers of which each takes the input and the outputs of all layers before it; one for each of the dilations.
+    """Layers of which each takes the input and the outputs of all layers before it; one for each of the dilations."""
 
-    With `recompute` and in-place norms the outputs of the norms of concatenated maps are not kept: the backward pass
-    computes them again (arXiv 1707.06990).
-    """
-
-    def __init__(self, in_channels: int, dilations: Iterable[int], norm: NormFactory, recompute: bool = False) -> None:
+    def __init__(self, in_channels: int, dilations: Iterable[int], norm: NormFactory) -> None:
         super().__init__()
-        self.recompute = recompute
         self.convs1, self.convs3 = nn.ModuleList(), nn.ModuleList()
         width, hidden = in_channels, BOTTLENECK * GROWTH
         for dilation in dilations:
@@ -49,36 +41,13 @@ class DenseModule(nn.Module):
         """Map `N x in_channels x H x W` to `N x out_channels x H x W`: the input, then the output of each layer."""
         maps = [x]
         for first, second in zip(self.convs1, self.convs3):
-            norm, *layers = itertools.chain(first.children(), second.children())
-            maps.append(_run(norm, layers, maps, self.recompute))
-        return torch.cat(maps, dim=1)
+            maps.append(run_layers([*first.children(), *second.children()], x))
+            x = torch.cat(maps, dim=1)
+        return x
 
 
 class Transition(NormSequential):
-    """Norm, 1x1 convolution, and average pooling if the stride is 2, between two modules.
-
-    `input_is_kept` is explained at :class:`seamseg.models.backbones.preactivation.PreActivationBlock`.
-    """
-
-    input_is_kept = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `N x in_channels x H x W` to `N x out_channels x H/stride x W/stride`."""
-        norm, *layers = self
-        return _run(norm, layers, [x], self.input_is_kept)
-
-
-def _run(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor], recompute: bool) -> Tensor:
-    """Run layers on the norm of concatenated maps; with `recompute` an in-place norm does not keep its output."""
-    inputs = tuple(maps)
-
-    def joined() -> Tensor:
-        return torch.cat(inputs, dim=1) if len(inputs) > 1 else inputs[0]
-
-    if not (recompute and is_inplace(norm)):
-        return run_layers([norm, *layers], joined())
-    with recomputed(norm, joined) as y:
-        return run_layers(layers, y)
+    """Norm, 1x1 convolution, and average pooling if the stride is 2, between two modules."""
 
 
 class DenseNet(Backbone):
@@ -106,8 +75,7 @@ class DenseNet(Backbone):
                 reduced = int(width * COMPRESSION)
                 self._add(f"tra{i - 1}", _transition(width, reduced, stride, norm), stride, reduced)
                 width = reduced
-            # the largest maps: in all modules it would save half of the memory more, for a seventh of the time
-            module = DenseModule(width, dilations, norm, recompute=i == 2)
+            module = DenseModule(width, dilations, norm)
             width = module.out_channels
             self._add(f"mod{i}", module, 1, width)
         self._add("bn_out", norm(width), 1, width)
@@ -122,5 +90,5 @@ def _transition(in_channels: int, out_channels: int, stride: int, norm: NormFact
     layers: OrderedDict[str, nn.Module] = OrderedDict(bn=norm(in_channels))
     layers["conv"] = nn.Conv2d(in_channels, out_channels, 1, bias=False)
     if stride > 1:
-        layers["pool"] = AvgPool2d(2, 2)
+        layers["pool"] = nn.AvgPool2d(2, 2)
     return Transition(layers)

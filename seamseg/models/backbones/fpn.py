@@ -90,7 +90,6 @@ class FPNBody(nn.Module):
         self.backbone = backbone
         self.fpn = fpn
         self.inputs = tuple(inputs)
-        backbone.keep_inputs_after(self.inputs)
         self.checkpoint = checkpoint
 
     def forward(self, images: Tensor) -> list[Tensor]:

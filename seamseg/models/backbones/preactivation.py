@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.abn_projection import PointwiseConv
-from seamseg.ops.abn_recompute import recomputed
-from seamseg.ops.norm import NormSequential, is_inplace, is_plain, run_layers
+from seamseg.ops.norm import NormSequential, is_plain
 from seamseg.ops.pooling import MaxPool2d
 
 
@@ -19,8 +17,7 @@ class PreActivationBlock(nn.Module):
     """`convs(bn1(x)) + shortcut`; the shortcut is `x`, or `proj_conv(bn1(x))` where stride or width changes.
 
     The stride sits on the first convolution. With in-place norms the input is not kept for the backward pass: `bn1`
-    recovers it from its output, which the first convolution keeps, and the sum needs neither of its addends. If
-    something else keeps the input, `input_is_kept`, the backward pass computes the output of an in-place `bn1` from it.
+    recovers it from its output, which the first convolution keeps, and the sum needs neither of its addends.
 
     `channels` are the outputs of two 3x3 convolutions, or of 1x1, 3x3 and 1x1 ones, of which the 3x3 has `groups`.
     `dropout` is the probability of dropping a channel before the last convolution.
@@ -41,7 +38,6 @@ class PreActivationBlock(nn.Module):
             raise ValueError(f"PreActivationBlock: channels has {len(channels)} entries, expected 2 or 3")
         kernels = (3, 3) if len(channels) == 2 else (1, 3, 1)
 
-        self.input_is_kept = False
         self.bn1 = norm(in_channels)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         width = in_channels
@@ -64,23 +60,10 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
-        if self.input_is_kept and is_inplace(self.bn1):
-            with recomputed(self.bn1, lambda: x) as y:
-                return self._sum(x, y)
-        return self._sum(x, self.bn1(x))
-
-    def _sum(self, x: Tensor, y: Tensor) -> Tensor:
+        y = self.bn1(x)
         shortcut = self.proj_conv(y) if self.has_projection else x
-        *layers, last = self.convs
-        drops = self.training and layers and is_plain(layers[-1], nn.Dropout2d)
-        if drops and is_inplace(self.bn1) and is_plain(self.convs, NormSequential):
-            hidden = run_layers(layers[:-1], y)
-            # the norm keeps its output: keep the dropped channels, not the map without them
-            kept = layers[-1](torch.ones_like(hidden[:, :, :1, :1]))
-            with recomputed(lambda z: z * kept, lambda: hidden) as dropped:
-                branch: Tensor = last(dropped)
-        else:
-            branch = self.convs(y)
+        branch: Tensor = self.convs(y)
+        last = self.convs[-1]
         # a convolution does not need its output again
         return branch.add_(shortcut) if is_plain(last, nn.Conv2d, PointwiseConv) else branch + shortcut
 
