@@ -307,7 +307,6 @@ def gradient_sums(
     dbias, moment, squares = abn_backward_reduce(dy, y, residual, bias_of(bias, invstd), *norm.code)
     count, joint = count_of(y), None
     if norm.training and norm.group is not None:
-        _require_group(norm.group)
         dgamma = moment / gamma_of(weight, invstd, norm.eps)
         joint = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, count)))
         distributed.all_reduce(joint, group=norm.group)
@@ -375,7 +374,6 @@ def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
     See docs/contract.md, section 3. The count stays a tensor (at least 1), so that the host does not wait for the
     device.
     """
-    _require_group(group)
     channels = mean.shape[0]
     local = torch.cat((mean.double(), var.double(), mean.new_full((1,), count, dtype=torch.float64)))
     gathered = local.new_empty(distributed.get_world_size(group) * local.numel())
@@ -386,23 +384,6 @@ def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
     joint = (counts * means).sum(0) / total
     spread = (counts * (variances + (means - joint) ** 2)).sum(0) / total
     return joint.to(mean.dtype), spread.to(var.dtype), total
-
-
-def _require_group(group: distributed.ProcessGroup) -> None:
-    """Raise an error for a destroyed group: torch itself would hang or fail far from the cause.
-
-    Groups are destroyed by all their ranks at the same point of the program, so all of them raise this together.
-    """
-    if torch.compiler.is_compiling() or group is distributed.group.WORLD:
-        return
-    try:
-        distributed.get_process_group_ranks(group)
-    except KeyError:
-        raise RuntimeError(
-            "InPlaceABNSync: its process group was destroyed. active_group keeps the groups of the last few sets of "
-            "ranks: call it and set_active_group before each forward pass, and run the backward pass before the "
-            "forward pass of many other sets"
-        ) from None
 
 
 def count_of(x: Tensor) -> int:

@@ -118,7 +118,8 @@ def _environment() -> tuple[int, int, int]:
     return rank, size, local_rank
 
 
-def _timeout() -> timedelta:
+def group_timeout() -> timedelta:
+    """Return how long a collective call waits; InputError if the environment has no such number."""
     value = os.environ.get(_TIMEOUT_VARIABLE, str(_TIMEOUT_MINUTES))
     try:
         minutes = float(value)
@@ -161,11 +162,7 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         return
     import torch.distributed as dist
 
-    from seamseg.utils.process_groups import set_group_timeout
-
-    backend = _backend(world.device)
-    timeout = _timeout()
-    set_group_timeout(timeout)
+    backend, timeout = _backend(world.device), group_timeout()
     try:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,7 +18,6 @@ from seamseg.utils.errors import HungUp, Terminated
 _ENDINGS = {"SIGTERM": Terminated, "SIGHUP": HungUp}
 """By names, since Windows lacks SIGHUP."""
 _AGAIN_SECONDS = 0.02
-_PR_SET_PDEATHSIG = 1
 _OF_WORKERS = {getattr(signal, name) for name in ("SIGINT", *_ENDINGS) if hasattr(signal, name)}
 
 
@@ -111,24 +108,8 @@ def _end_with_parent() -> int:
     process = multiprocessing.parent_process()
     assert process is not None and process.pid is not None
     parent = process.pid
-    if not _killed_by_kernel(parent):
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    elif os.getppid() != parent:
-        # it has ended before the request
-        os._exit(1)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     return parent
-
-
-def _killed_by_kernel(parent: int) -> bool:
-    """Ask Linux to kill this process with its parent; return whether it will.
-
-    It does so when the thread that has started this process ends, which must be the main thread of the parent.
-    """
-    try:
-        started = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return str(os.getpid()) in started and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0
-    except OSError:
-        return False
 
 
 def _watch(parent: int) -> None:
