@@ -35,7 +35,7 @@ class _Following:
 
     removed : call of the activation
     total : the sum between norm and activation
-    overwriting : call that works in place on the output, and has to stop doing so
+    overwriting : operator that works in place on the output, and has to stop doing so
     """
 
     activation: str = "identity"
@@ -85,7 +85,8 @@ def convert(
 
     The copy computes the same function up to rounding, in training and evaluation mode, and has the same state-dict
     keys. The scale of in-place ABN is `|weight| + eps`, so `eps` is subtracted from each weight. A negative scale
-    changes its sign together with the convolution before it, whose only reader the norm must be.
+    changes its sign together with the convolution before it, whose only reader the norm must be. Layers of the copy do
+    not work in place, since the backward pass needs the outputs of the norms.
 
     Parameters
     ----------
@@ -197,6 +198,9 @@ class _Conversion:
             if plan.total is not None:
                 self._forwards.add_to_norm(self._calls[name][0], plan.total)
             self._replace(name, plan)
+        for layer in self.network.root.modules() if self.plans else ():
+            if getattr(layer, "inplace", False):  # the output of a norm is needed again
+                layer.inplace = False  # type: ignore[assignment]
         self._forwards.apply()
 
     def _plan(self, name: str, norm: nn.Module) -> _Following:
@@ -213,9 +217,10 @@ class _Conversion:
         return following
 
     def _following(self, name: str) -> _Following:
-        if (runs := self._forwards.runs(name)) > 1:
-            raise _Refused(f"the layer is called {runs} times")
-        node = next(iter(self._calls.get(name, ())), None)
+        calls = self._calls.get(name, [])
+        if len(calls) > 1:
+            raise _Refused(f"the layer is called {len(calls)} times")
+        node = calls[0] if calls else None
         reason = self._forwards.fixed_around(name) if node is None else self._forwards.fixed.get(node.meta["owner"])
         if node is None or reason is not None:
             raise _Refused(f"torch.fx finds no call of the layer: {reason or 'no forward uses it'}")
@@ -243,18 +248,16 @@ class _Conversion:
         return _Following(*activation, last, total, self._overwriting(last, bare=False))
 
     def _overwriting(self, node: fx.Node, bare: bool) -> fx.Node | None:
-        """Return the call that overwrites an output and can do without; None if there is none."""
+        """Return the operator that overwrites an output and can do without; None if there is none."""
         overwriting = self._forwards.overwriting(node)
         if not overwriting:
             return None
         user = overwriting[0]
-        if len(overwriting) == 1 and list(self._forwards.readers(node)) == [user]:
-            once = user.op == "call_module" and len(self._calls[user.meta["module"]]) == 1
-            rewritable = user.target in IN_PLACE_OPERATORS and user.meta["owner"] not in self._forwards.fixed
-            if once or (rewritable and not bare):
-                return user
         if bare:
             raise _Kept
+        rewritable = user.target in IN_PLACE_OPERATORS and user.meta["owner"] not in self._forwards.fixed
+        if rewritable and list(self._forwards.readers(node)) == [user]:
+            return user
         raise _Refused(f"its output is changed in place afterwards, by {user.name}")
 
     def _check_scales(self, name: str, norm: Any) -> None:

@@ -13,12 +13,6 @@ from torch import fx, nn
 
 from seamseg.ops.norm import ABN, has_hooks
 
-_CALLS = ("call_module", "call_function", "call_method")
-_VIEWS = {"view", "view_as", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk",
-          "split", "unbind", "narrow", "select", "expand", "contiguous", "to", "detach", "dropout", "getitem", "t",
-          "alias_copy", "movedim", "swapaxes"}  # fmt: skip
-"""Functions and methods whose result may share the memory of their first argument."""
-_VIEW_LAYERS = (nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 IN_PLACE_OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -107,46 +101,26 @@ class Forwards:
         for graph in self._graphs.values():
             yield from graph.nodes
 
-    def runs(self, name: str) -> int:
-        """Return how often the network calls a module: once, if the calls are unknown."""
-        calls = self.calls.get(name)
-        return sum(self.runs(call.meta["owner"]) for call in calls) if calls else 1
-
     def readers(self, node: fx.Node, always: bool = False) -> dict[fx.Node, fx.Node]:
-        """Return the calls that read a result, and by which node, beyond `nn.Identity` and modules with one call.
+        """Return the nodes that read a result, and by which node, beyond `nn.Identity` and the end of a `forward`.
 
         With `always`, not beyond a forward in :attr:`fixed`, whose other calls may read something else.
         """
         found: dict[fx.Node, fx.Node] = {}
         for user in node.users:
-            name = user.meta["module"]
-            if user.op == "output":
-                calls = self.calls.get(user.meta["owner"], [])
-                known = len(calls) == 1 and not (always and calls[0].meta["owner"] in self.fixed)
-                found |= self.readers(calls[0], always) if known and user.args[0] is node else {user: node}
-            elif name is not None and type(self.modules[name]) is nn.Identity:
-                found |= self.readers(user, always)
-            elif self._is_entered(user, node) and not (always and name in self.fixed):
-                found |= self.readers(next(iter(self._graphs[user.meta["module"]].nodes)), always)
-            else:
-                found[user] = node
+            further = user if self._is_identity(user) else None
+            if user.op == "output" and user.args[0] is node and len(self.calls[user.meta["owner"]]) == 1:
+                (call,) = self.calls[user.meta["owner"]]
+                further = None if always and call.meta["owner"] in self.fixed else call
+            found |= {user: node} if further is None else self.readers(further, always)
         return found
 
-    def _is_entered(self, user: fx.Node, node: fx.Node) -> bool:
-        name = user.meta["module"]
-        return name in self._graphs and len(self.calls[name]) == 1 and user.args == (node,) and not user.kwargs
+    def _is_identity(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and type(self.modules[node.meta["module"]]) is nn.Identity
 
     def overwriting(self, node: fx.Node) -> list[fx.Node]:
-        """Return the calls that overwrite the result of a call, or a view of it."""
-        found = []
-        for user, read in self.readers(node).items():
-            name = user.meta["module"]
-            layer = None if name is None else self.modules[name]
-            if user.op in _CALLS and _overwrites(user, read, layer):
-                found.append(user)
-            if user.op in _CALLS and _may_be_view(user, layer):
-                found += self.overwriting(user)
-        return found
+        """Return the functions and methods that overwrite the result of a call; not layers, see :func:`convert`."""
+        return [user for user, read in self.readers(node).items() if _overwrites(user, read)]
 
     def remove(self, node: fx.Node) -> None:
         """Replace the result of a call by its input."""
@@ -166,10 +140,7 @@ class Forwards:
         norm.graph.erase_node(norm)
 
     def out_of_place(self, node: fx.Node) -> None:
-        """Make a call return a new tensor: of a layer that works in place, or of an operator as `x += y`."""
-        if node.op == "call_module":
-            self.modules[node.meta["module"]].inplace = False  # type: ignore[assignment]
-            return
+        """Make an operator as `x += y` return a new tensor."""
         self._changed.add(node.meta["owner"])
         node.target = IN_PLACE_OPERATORS[node.target]  # type: ignore[index]
 
@@ -205,20 +176,14 @@ def _obstacle(module: nn.Module) -> str | None:
     return None
 
 
+def _recorded(function: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    return lambda proxy, other: proxy.tracer.create_proxy("call_function", function, (proxy, other), {})
+
+
 class _Proxy(fx.Proxy):
     """Records `x += y` as what it is: torch.fx would record `x = x + y`."""
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+    __iadd__, __isub__, __imul__, __itruediv__ = map(_recorded, IN_PLACE_OPERATORS)
 
 
 class _Tracer(fx.Tracer):
@@ -234,9 +199,9 @@ def name_of(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _overwrites(user: fx.Node, node: fx.Node, layer: nn.Module | None) -> bool:
-    if layer is not None:
-        return bool(getattr(layer, "inplace", False))
+def _overwrites(user: fx.Node, node: fx.Node) -> bool:
+    if user.op not in ("call_function", "call_method"):
+        return False
     if user.kwargs.get("out") is node:
         return True
     if node not in (user.args[:1] or tuple(user.kwargs.values())[:1]):
@@ -245,16 +210,6 @@ def _overwrites(user: fx.Node, node: fx.Node, layer: nn.Module | None) -> bool:
     if user.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")) or name == "setitem":
         return True
     return user.op == "call_function" and bool(argument(user, "inplace", None, False))
-
-
-def _may_be_view(user: fx.Node, layer: nn.Module | None) -> bool:
-    """Return whether the result may be the first argument itself, or a view; true for all that is not of torch."""
-    if layer is not None:
-        known = type(layer).__module__.startswith("torch.nn.") or isinstance(layer, ABN)
-        return isinstance(layer, _VIEW_LAYERS) or not known
-    module = "torch" if isinstance(user.target, str) else str(getattr(user.target, "__module__", None))
-    foreign = module.partition(".")[0] not in ("torch", "_operator", "None")
-    return foreign or name_of(user).rstrip("_") in _VIEWS
 
 
 def argument(call: fx.Node, name: str, position: int | None, default: Any) -> Any:
