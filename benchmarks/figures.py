@@ -267,7 +267,7 @@ def _exported() -> Iterator[Figure]:
 def _int8() -> Iterator[Figure]:
     page, table = "docs/how-to/int8.md", load("int8")
     names = {"fp32": "network, fp32", "bf16": "network, bf16", "onnx fp32": "ONNX fp32"}
-    names |= {"onnx int8": "ONNX int8, calibrated", "onnx qat": "ONNX int8, trained for an epoch"}
+    names |= {"onnx int8": "ONNX int8, calibrated"}
     for side, words in names.items():
         scores = dict(re.findall(r"(PQ|mIoU|box AP|mask AP) ([\d.]+)", table[side]["scores"]))
         values = *(float(scores[key]) for key in ("PQ", "mIoU", "box AP", "mask AP")), table[side]["CPU seconds"]

@@ -1,10 +1,10 @@
 """Score a network and its ONNX files, in fp32, bf16 and int8.
 
-    python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--qat] [--calibrate 64]
+    python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--calibrate 64]
 
 By default the model and the data are those of `seamseg demo`, made in a temporary folder (`--train`, `--val` and
 `--epochs` make a smaller one). Prints the scores on the split `val`, and the median CPU seconds (all threads) per
-image, as others may use the machine; the formats take turns. `--qat` also trains the network for int8, for an epoch.
+image, as others may use the machine; the formats take turns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     for name, value in (("train", 560), ("val", 40), ("epochs", 8)):
         parser.add_argument(f"--{name}", type=int, default=value, help="of the toy city (default: %(default)s)")
-    parser.add_argument("--qat", action="store_true", help="also train for int8, for an epoch, and score that file")
     parser.add_argument("--json", metavar="OUT", help="also write the numbers to this file")
     args = parser.parse_args()
     if (args.model is None) != (args.data is None):
@@ -83,23 +82,7 @@ def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     plain = ExportOptions(args.model, files["onnx fp32"], overrides=OVERRIDES)
     export_model(plain)
     export_model(replace(plain, out=files["onnx int8"], int8=args.data, calibrate=args.calibrate))
-    if args.qat:
-        files["onnx qat"] = folder / "qat.onnx"
-        export_model(replace(plain, model=train_for_int8(args, folder / "qat"), out=files["onnx qat"]))
     return files
-
-
-def train_for_int8(args: argparse.Namespace, run: Path) -> Path:
-    """Train the network for int8, for an epoch at a low rate; return the run folder."""
-    from seamseg.training.options import TrainingOptions
-    from seamseg.training.run import run_training
-
-    rate = ("optimizer.lr=1e-4", "scheduler.burn_in_steps=0", "scheduler.type=poly", 'scheduler.params={"gamma": 0.9}')
-    changes = ("general.qat=yes", "scheduler.epochs=1", *rate)
-    source = Path(args.model)
-    start = (str(source / "model_best.pth.tar"),)
-    run_training(TrainingOptions(source / "config.ini", args.data, run, pretrain=start, overrides=changes))
-    return run
 
 
 def runner(model: Any, precision: str, data: str) -> Callable[[], object]:

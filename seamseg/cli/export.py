@@ -3,7 +3,6 @@
     seamseg export runs/city city.onnx
     seamseg export model.zip city.onnx --size 1024x2048 --check street.jpg
     seamseg export runs/city int8.onnx --int8 data/city
-    seamseg export runs/city_qat int8.onnx
     seamseg export runs/city dense.onnx --part dense
     seamseg export runs/things classifier.onnx
     seamseg export hf://tue-mps/coco_panoptic_eomt_large_640 eomt.onnx

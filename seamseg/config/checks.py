@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from seamseg.config.bodies import BODIES, MAX_WIDTH, TIMM, layout_of
+from seamseg.config.bodies import MAX_WIDTH, TIMM, layout_of
 from seamseg.config.sections import CHANNELS, Config
 from seamseg.utils.errors import InputError
 
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other."""
-    _raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms)))
+    _raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads)))
 
 
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
@@ -99,12 +99,3 @@ def _hue(config: Config) -> str | None:
     if jitter is None or jitter[3] <= 0.5:
         return None
     return f"[dataloader] color_jitter: the hue, its last value, is at most 0.5 turns, got {jitter[3]}"
-
-
-def _norms(config: Config) -> str | None:
-    mode = config.body.normalization_mode
-    if config.general.qat and config.body.body not in BODIES:
-        return f"[general] qat needs a body whose norms can be folded, not {config.body.body}"
-    if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
-        return None
-    return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"

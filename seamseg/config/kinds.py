@@ -82,7 +82,7 @@ _OF_SEAMLESS = frozenset(
     {"fpn", "rpn", "roi", "sem", "optimizer.loss_weights", "optimizer.layer_decay"}
     # [body] also chooses its norms
     | {f"body.{key}" for key in ("body", "weights", "body_params", "num_frozen", "bn_frozen", "out_channels")}
-    | {f"general.{key}" for key in ("channels_last", "compile", "checkpoint_body", "qat")}
+    | {f"general.{key}" for key in ("channels_last", "compile", "checkpoint_body")}
 )
 
 

@@ -104,10 +104,6 @@ class General:
         "number of steps between snapshots within an epoch; 0 saves at the end of epochs only", minimum=0
     )
     snapshot_keep: int = our_key("number of newest snapshots to keep", minimum=1)
-    qat: bool = our_key(
-        "train for int8 (quantisation-aware), from a trained network: norms are folded into the convolutions, and int8 "
-        "arithmetic is simulated"
-    )
     loss_limit: float = our_key(
         "training stops with an error if the loss exceeds this value; 0 for no limit", minimum=0
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from seamseg.maps.predictions import name_problem
 from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork
-from seamseg.models.folding import fold_layers
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
@@ -28,7 +26,6 @@ from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
 from seamseg.models.panoptic import NetworkOptions, PanopticNet
-from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.component_errors import instance_of, named_errors
@@ -38,9 +35,8 @@ from seamseg.utils.errors import InputError
 def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     """Build the network of a configuration and the classes of a data set, with random weights, in training mode.
 
-    A PanopticNet, a SemanticNet for kind semantic, a WholeNetwork for another `[general] network`. With `[general] qat`
-    it is one of :mod:`seamseg.models.quantised`, without ranges. InputError if keys of the configuration contradict
-    each other.
+    A PanopticNet, a SemanticNet for kind semantic, a WholeNetwork for another `[general] network`. InputError if keys
+    of the configuration contradict each other.
     """
     component, keys = config.component("network")
     context = NetworkContext(num_stuff, num_thing, config, norm_factories(config.body)[0])
@@ -65,29 +61,16 @@ def build_seamless(keys: General, context: NetworkContext) -> Network:
     """Build the network of the sections body, fpn, rpn, roi and sem."""
     config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
     heads = custom_heads(config)
-    if heads and config.general.qat:
-        raise InputError(f"[{heads[0]}]: [general] qat quantises no custom heads: remove one of them")
     if heads and config.kind == "semantic":
         raise InputError(f"[{heads[0]}]: a network of kind semantic has no pyramid for further heads")
     if config.kind == "semantic":
-        net: Network = _build_semantic_net(config, num_stuff + num_thing)
-    else:
-        net = _build_panoptic_net(config, num_stuff, num_thing)
-    if config.general.qat:
-        net = quantised(fold_layers(net))
-        assert isinstance(net.backbone, Backbone)
-        net.backbone.freeze(config.body.num_frozen)
-    return net
+        return _build_semantic_net(config, num_stuff + num_thing)
+    return _build_panoptic_net(config, num_stuff, num_thing)
 
 
 def custom_heads(config: Config) -> list[str]:
     """Return the sections of the custom heads of a configuration."""
     return [component.section for component, _ in config.components("head")]
-
-
-def without_quantisation(config: Config) -> Config:
-    """Return the configuration of the network from which a training with `[general] qat` starts."""
-    return replace(config, general=replace(config.general, qat=False))
 
 
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:

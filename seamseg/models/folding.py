@@ -37,7 +37,6 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.network import Network, copied
-from seamseg.models.quantised import is_quantised
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import (
@@ -72,8 +71,6 @@ def fold_abn(net: Net) -> Net:
 def fold_layers(net: Module) -> Module:
     """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
     folded = copied(net).eval().requires_grad_(False)
-    if is_quantised(folded):
-        return folded  # already, before its training
     kept = {part for module in folded.modules() if _is_foreign(module) for part in module.modules()}
     for parent in [module for module in folded.modules() if module not in kept]:
         for name, child in list(parent._modules.items()):
@@ -101,16 +98,11 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     """Return a folded copy of a network on a device, with a compute dtype; its predictions stay float32 or integers.
 
     A network that is not :attr:`Network.of_parts` is moved only. In fp32 on a CPU, 3x3 convolutions are computed by
-    Winograd's algorithm, see `seamseg/ops/winograd.py`. InputError as of :func:`choose_precision`, or if a network
-    trained for int8 is to compute in another precision than fp32.
+    Winograd's algorithm, see `seamseg/ops/winograd.py`. InputError as of :func:`choose_precision`.
     """
     dtype = choose_precision(precision, device)
     if not net.of_parts:
         return net.to(device).eval()
-    if is_quantised(net):
-        if precision not in ("fp32", "auto"):
-            raise InputError(f"`precision={precision}`: a network trained for int8 is simulated in fp32 only")
-        return fold_abn(net).to(device)
     folded = fold_abn(net).to(device=device, dtype=dtype)
     if device.type == "cpu" and dtype == torch.float32:
         _use_winograd(folded)

@@ -84,7 +84,7 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
         net = module.get_submodule("net")
         if options.resume is None:
             with raised_by_all(world):
-                setup.load_weights(net, options, metadata, world, log)
+                setup.load_weights(net, options, metadata, log)
         net.to(world.device)
         if loader is None:
             assert validator is not None

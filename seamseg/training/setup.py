@@ -78,7 +78,7 @@ class Setup:
     open_loader: Callable[[str | Path, World], BatchLoader]
     open_validator: Callable[[str | Path, World], Validate | None]
     build: Callable[[Metadata], nn.Module]
-    load_weights: Callable[[nn.Module, TrainingOptions, Metadata, World, TextLog], None]
+    load_weights: Callable[[nn.Module, TrainingOptions, Metadata, TextLog], None]
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     build_schedule: Callable[[Sequence[float], int], LRSchedule]
     write_model: Callable[[RunFolder, Metadata], None]

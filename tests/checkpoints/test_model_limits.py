@@ -157,7 +157,6 @@ _HUGE_BODIES = {
         '[body]\nbody = timm:maxvit_tiny_tf_224\nbody_params = {"img_size": 16384}',
         "img_size 16384 is above the limit of 4096",
     ),
-    "qat": ("[general]\nqat = yes\n[roi]\nfc_channels = 16384", "does not fit this network"),
 }
 _HUGE_CLASSIFIERS = {
     "more_blocks": ({"arch": "resnet50", "params": {"blocks": [1, 1, 10**9, 1]}}, "far more layers than"),

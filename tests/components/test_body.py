@@ -59,7 +59,6 @@ def test_a_network_with_it_is_trained_and_predicts(options, file, tmp_path):
         ("", "", ("body.body_params={'a': 1}",), r"body_params has no effect on tiny: set keys of \[body tiny\]"),
         ("", "", ("general.checkpoint_body=yes",), "checkpoint_body: tiny does not support it"),
         ("", "", ("optimizer.layer_decay=.5",), "layer_decay: tiny does not number its layers"),
-        ("", "", ("general.qat=yes",), r"\[general\] qat needs a body whose norms can be folded, not tiny"),
         ("", "", ("body.weights=timm",), "tiny is not a timm network"),
     ],
 )

@@ -108,7 +108,7 @@ def _open_loader(config: ClassifierConfig, data: str | Path, world: World) -> Ba
 
 
 def _load_weights(
-    config: ClassifierConfig, net: nn.Module, options: TrainingOptions, metadata: Metadata, world: World, log: TextLog
+    config: ClassifierConfig, net: nn.Module, options: TrainingOptions, metadata: Metadata, log: TextLog
 ) -> None:
     """Load the weights of checkpoints as far as they fit, for example for other classes."""
     if options.pretrain_classes is not None:

@@ -28,7 +28,6 @@ from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.base import Backbone
-from seamseg.models.quantised import is_quantised
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.files import refuse_existing
@@ -111,11 +110,6 @@ def export_model(options: ExportOptions) -> ExportReport:
     source = open_source(found, options)
     if source.metadata.of_queries:
         check_foreign(found, options)
-    if is_quantised(source.net):
-        if options.int8 is not None:
-            raise InputError(f"`int8={options.int8}`: {model} was trained for int8 and has its ranges: leave it out")
-        if path.suffix != ".onnx":
-            raise InputError(f"{path}: {model} was trained for int8: export it to a file *.onnx")
     try:
         return _export(source, path, chosen, options)
     except Exception as error:
@@ -167,7 +161,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     images = None if paths is None else _images(source, paths, metadata, "calibrate")
     with elapsed("export"):
-        if paths is None and not is_quantised(source.net):
+        if images is None:
             _write(net, path, metadata, size, options.opset)
         else:
             metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
@@ -217,20 +211,19 @@ def _write(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple
 
 def _write_int8_onnx(
     net: ExportNet,
-    images: Iterator[np.ndarray] | None,
+    images: Iterator[np.ndarray],
     path: Path,
     metadata: ExportedMetadata,
     size: tuple[int, int],
     opset: int | None,
 ) -> ExportedMetadata:
-    """Write an int8 file, calibrated with images, or None of a network trained for int8; return its metadata."""
+    """Write an int8 file, calibrated with images; return its metadata."""
     from seamseg.contrib.deploy.quantize import quantise_file
 
-    samples = None if images is None else map(metadata.inputs, images)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         plain = Path(folder, "float.onnx")
         _write(net, plain, metadata, size, opset)
-        return quantise_file(plain, path, samples)
+        return quantise_file(plain, path, map(metadata.inputs, images))
 
 
 def _compared_inputs(

@@ -81,8 +81,6 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ours.upsample_argmax.default: _upsample_argmax,
         ours.abn_transform.default: _abn_transform,
         torch.ops.aten._upsample_nearest_exact2d.vec: _upsample_nearest,
-        torch.ops.seamseg_deploy.fake_quantise.default: _fake_quantise,
-        torch.ops.aten.fake_quantize_per_channel_affine.default: _fake_quantise_weight,
     }
 
 
@@ -256,17 +254,6 @@ def _averages(x: Any, axis: int, window: int) -> Any:
     after = op.Sub(op.Unsqueeze(place, _ints(0)), op.Unsqueeze(first, _ints(1)))
     inside = op.And(op.GreaterOrEqual(after, _int(0)), op.Less(after, window))
     return op.Div(op.Cast(inside, to=1), op.Cast(window, to=1))
-
-
-def _fake_quantise(x: Any, scale: Any, zero_point: Any) -> Any:
-    """Translate :class:`seamseg.ops.quantisation.FakeQuantise`, for :func:`.quantize.take_ranges`."""
-    zero = op.Cast(zero_point, to=onnx.TensorProto.UINT8)
-    return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
-
-
-def _fake_quantise_weight(weight: Any, scale: Any, zero_point: Any, axis: int, lowest: int, highest: int) -> Any:
-    """Leave a weight as it is: :func:`seamseg.contrib.deploy.quantize.quantise` chooses the same scales."""
-    return op.Identity(weight)
 
 
 def _upsample_argmax(logits: Any, padded_height: Any, padded_width: Any, height: Any, width: Any) -> Any:

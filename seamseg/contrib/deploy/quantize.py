@@ -7,6 +7,7 @@ engine fuses into integer kernels.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,19 +25,28 @@ from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
 from seamseg.contrib.deploy.onnx import users_of
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.models.quantised import FLOAT_LAYERS
-from seamseg.ops.quantisation import LEVELS, Histogram
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import write_atomically
 from seamseg.utils.progress import progress
 
+FLOAT_LAYERS = (
+    "rpn_head.scores.",
+    "roi_head.roi_",
+    "sem_head.classifiers.",
+    "sem_head.conv_sem.",
+    "net.cls.",
+)
+"""Layers that stay in float, by their place in the network, `net.` in front: those that compute the outputs."""
 _WEIGHTED = ("Conv", "Gemm")
 _UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat")
 """Operators that engines run in int8 between two quantised layers."""
-_SAME_RANGE = ("MaxPool", "Resize")
-"""Those whose output has the range of the input."""
 INT8_KERNELS = ("QLinearConv", "QGemm")
 """Operators of ONNX Runtime that compute convolutions and linear layers in int8."""
+LEVELS = 255
+"""Steps of the range of activations."""
+_BINS = 8192
+_FRACTIONS = np.linspace(0.04, 1.0, 25)
+"""Ends of a range that are tried, as parts of the observed extremes."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +65,79 @@ Ranges = dict[str, tuple[float, float]]
 """The ends of the range of tensors, by name."""
 
 
-def select(model: onnx.ModelProto, learned: Ranges | None = None) -> Selection:
-    """Select the nodes to quantise: those with ranges from the training, if given; ranges of further ones are added."""
+class Histogram:
+    """Histogram of the values of a tensor over many runs, with the exact extremes.
+
+    The bins cover a symmetric interval, which is doubled, and pairs of bins merged, when a value lies outside.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(_BINS, np.int64)
+        self.limit = 0.0
+        self.low, self.high = 0.0, 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Count finite values of any shape."""
+        if not values.size:
+            return
+        low, high = float(values.min()), float(values.max())
+        if not math.isfinite(low) or not math.isfinite(high):
+            raise SeamsegError("int8: the network computes values that are not finite for a calibration image")
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        largest = max(-low, high, 1e-12)
+        if not self.limit:
+            self.limit = largest
+        while largest > self.limit:
+            self._double()
+        scale = _BINS / (2 * self.limit)
+        index = ((values.reshape(-1) + np.float32(self.limit)) * np.float32(scale)).astype(np.int32)
+        np.clip(index, 0, _BINS - 1, out=index)
+        self.counts += np.bincount(index, minlength=_BINS)
+
+    def _double(self) -> None:
+        quarter = _BINS // 4
+        merged = self.counts.reshape(-1, 2).sum(axis=1)
+        self.counts = np.zeros_like(self.counts)
+        self.counts[quarter : quarter + _BINS // 2] = merged
+        self.limit *= 2
+
+    def best_range(self, slope: float | None = None) -> tuple[float, float]:
+        """Return the ends of the range of 8-bit values with the least mean square error.
+
+        With the `slope` of a leaky ReLU that all users of the tensor apply first, its result is what counts: most of
+        the 255 steps go to positive values.
+        """
+        (used,) = np.nonzero(self.counts)
+        if not used.size:
+            return 0.0, 0.0
+        values = (used + 0.5) * (2 * self.limit / _BINS) - self.limit
+        values = np.clip(values, self.low, self.high)
+        weights = self.counts[used] / self.counts.sum()
+
+        def activate(x: np.ndarray) -> np.ndarray:
+            return x if slope is None else np.where(x < 0, x * slope, x)
+
+        wanted = activate(values)
+
+        def error(low: float, high: float) -> float:
+            step = max((high - low) / LEVELS, 1e-12)
+            zero = np.rint(-low / step)
+            got = (np.clip(np.rint(values / step) + zero, 0, LEVELS) - zero) * step
+            return float(weights @ np.square(activate(got) - wanted))
+
+        low, high = self.low, self.high
+        for _ in range(2):  # one end after the other
+            high = min((self.high * part for part in _FRACTIONS), key=lambda end: error(low, end))
+            low = min((self.low * part for part in _FRACTIONS), key=lambda end: error(end, high))
+        return low, high
+
+
+def select(model: onnx.ModelProto) -> Selection:
+    """Select the nodes to quantise."""
     weights = {tensor.name for tensor in model.graph.initializer}
     users = users_of(model.graph)
     weighted, unweighted, quantised = [], [], dict[str, None]()
     for node in model.graph.node:  # in topological order
-        if learned is not None and not _has_ranges(node, learned):
-            continue
         if node.op_type in _WEIGHTED and node.input[1] in weights:
             if any(part in node.input[1] for part in FLOAT_LAYERS):
                 continue
@@ -75,13 +150,6 @@ def select(model: onnx.ModelProto, learned: Ranges | None = None) -> Selection:
     return Selection(tuple(weighted), tuple(unweighted), {name: _slope(users.get(name, [])) for name in quantised})
 
 
-def _has_ranges(node: onnx.NodeProto, learned: Ranges) -> bool:
-    """Return whether inputs and output of a node have learned ranges."""
-    if node.op_type in _SAME_RANGE and node.input[0] in learned:
-        learned[node.output[0]] = learned[node.input[0]]
-    return all(name in learned for name in (*_activations(node), node.output[0]))
-
-
 def _activations(node: onnx.NodeProto) -> list[str]:
     """Return the names of the inputs that are neither weights nor sizes."""
     return list(node.input) if node.op_type in ("Add", "Concat") else [node.input[0]]
@@ -92,33 +160,6 @@ def _slope(users: list[onnx.NodeProto]) -> float | None:
     readers = [node for node in users if node.op_type != "Shape"]
     slopes = {node.attribute[0].f if node.op_type == "LeakyRelu" else None for node in readers}
     return slopes.pop() if len(slopes) == 1 else None
-
-
-def take_ranges(model: onnx.ModelProto) -> Ranges:
-    """Remove the pairs of `QuantizeLinear` and `DequantizeLinear` of a float network; return the ranges they stand for.
-
-    :class:`seamseg.ops.quantisation.FakeQuantise` is exported as such a pair.
-    """
-    graph, ranges = model.graph, Ranges()
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
-    made = {node.output[0]: node for node in graph.node}
-    outputs = {value.name for value in graph.output}
-    renamed = {}
-    for last in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
-        first = made[last.input[0]]
-        scale, zero = (float(numpy_helper.to_array(constants[name])) for name in first.input[1:])
-        # the names of the outputs of the network stay
-        name, other = first.input[0], last.output[0]
-        name, other = (other, name) if other in outputs else (name, other)
-        renamed[other] = name
-        ranges[name] = (-zero * scale, (LEVELS - zero) * scale)
-        for node in (first, last):
-            graph.node.remove(node)
-    for node in graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-    return ranges
 
 
 def replace_upsampling(model: onnx.ModelProto) -> None:
@@ -225,23 +266,20 @@ def _quiet_settings() -> Any:
     return settings
 
 
-def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]] | None) -> onnx.ModelProto:
+def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]) -> onnx.ModelProto:
     """Return a float32 network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
 
-    `samples` are inputs by name; None for a network trained for int8, which has ranges.
+    `samples` are inputs by name.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    learned = take_ranges(copy) if samples is None else None
     replace_upsampling(copy)
     separate_weights(copy)
-    selection = select(copy, learned)
+    selection = select(copy)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")
-    if samples is not None:
-        learned = _ranges(observe(copy, selection.slopes, samples), selection)
-    assert learned is not None
-    ranges = {name: tuple(np.asarray(end, np.float32) for end in learned[name]) for name in selection.slopes}
+    chosen = _ranges(observe(copy, selection.slopes, samples), selection)
+    ranges = {name: tuple(np.asarray(end, np.float32) for end in chosen[name]) for name in selection.slopes}
     quantizer = QDQQuantizer(
         copy,
         per_channel=True,
@@ -304,7 +342,7 @@ def executed_operators(model: onnx.ModelProto) -> Counter[str]:
         return Counter(node.op_type for node in onnx.load(settings.optimized_model_filepath).graph.node)
 
 
-def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]] | None) -> ExportedMetadata:
+def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]]) -> ExportedMetadata:
     """Quantise a float32 file of :func:`seamseg.contrib.deploy.onnx.write_onnx`; return the metadata of the new one.
 
     `target` is written atomically, and may be the source; samples and errors as of :func:`quantise`.
@@ -313,16 +351,15 @@ def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.
 
     def counted() -> Iterator[Mapping[str, np.ndarray]]:
         nonlocal used
-        for sample in samples or ():
+        for sample in samples:
             used += 1
             yield sample
 
     model = onnx.load(source)
     texts = {prop.key: prop.value for prop in model.metadata_props}
     stated = ExportedMetadata.from_json(texts[METADATA_KEY], str(source))
-    made = quantise(model, None if samples is None else counted())
-    origin = {"trained_for_int8": True} if samples is None else {"calibration_pictures": used}
-    metadata = replace(stated, precision="int8", extra={**stated.extra, **origin})
+    made = quantise(model, counted())
+    metadata = replace(stated, precision="int8", extra={**stated.extra, "calibration_pictures": used})
     onnx.helper.set_model_props(made, {METADATA_KEY: metadata.to_json()})
     made.producer_name, made.producer_version = model.producer_name, model.producer_version
     onnx.checker.check_model(made)

@@ -42,14 +42,12 @@ class FPN(nn.Module):
             widths = [in_channels[-1]] + [out_channels] * (extra_scales - 1)
             self.extra = nn.ModuleList(_conv_norm(c, out_channels, 3, 2, norm) for c in widths)
         self.extra_scales = extra_scales
-        # places for what is done with the sums, see seamseg.models.quantised
-        self.sums = nn.ModuleList(nn.Identity() for _ in in_channels[1:])
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map maps of the backbone, finest first, to levels `N x out_channels x h x w`, finest first."""
         levels = [_lateral(lateral, x) for lateral, x in zip(self.lateral, maps)]
         for i in range(len(levels) - 2, -1, -1):
-            levels[i] = self.sums[i](self._add_enlarged(levels[i], levels[i + 1]))
+            levels[i] = self._add_enlarged(levels[i], levels[i + 1])
         levels = [output(x) for output, x in zip(self.output, levels)]
         if self.extra_scales > 0:
             x = maps[-1]
