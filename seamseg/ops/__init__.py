@@ -5,7 +5,7 @@ for CUDA. Nothing here depends on networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from seamseg.ops import abn, boxes, labels, nms, pooling, roi_sampling, upsample
+from seamseg.ops import abn, boxes, labels, nms, pooling, roi_sampling, upsample, winograd
 from seamseg.ops._library import implementations, kernels
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "pooling",
     "roi_sampling",
     "upsample",
+    "winograd",
 ]

@@ -88,11 +88,11 @@ def valid_mask(boxes: Tensor, map_height: int, map_width: int, height: int, widt
     return inside_y[:, :, None] & inside_x[:, None, :]
 
 
-def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[Tensor, Tensor]:
+def _axis_taps(s: Tensor, size: int, nearest: bool, zero: bool) -> tuple[Tensor, Tensor]:
     """Compute the pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
     # far and undefined coordinates would overflow the integers; all of them read the border or nothing
     s = torch.nan_to_num(s, nan=-2.0).clamp(-2, size + 2)
-    if interpolation == "nearest":
+    if nearest:
         k = s.floor()
         taps, weights = k.long()[..., None], torch.ones_like(k)[..., None]
     else:
@@ -100,7 +100,7 @@ def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[T
         fraction = s - 0.5 - k
         first = k.long()
         taps, weights = torch.stack((first, first + 1), -1), torch.stack((1 - fraction, fraction), -1)
-    if padding == "zero":
+    if zero:
         weights = weights * ((taps >= 0) & (taps < size))
     return taps.clamp_(0, size - 1), weights
 
@@ -128,7 +128,6 @@ def _taps(
     """
     if level is None:
         level = torch.zeros_like(index)
-    names = ("nearest" if nearest else "bilinear", "zero" if zero else "border")
     if boxes.device.type == "cpu" and ((level < 0) | (level >= len(shapes))).any():
         raise RuntimeError(f"roi_sampling: level must be 0 to {len(shapes) - 1}, got {level.tolist()}")
     for number, (images, _, map_height, map_width) in enumerate(shapes):
@@ -143,8 +142,8 @@ def _taps(
         if padded_size[0]:
             scale = boxes.new_tensor([map_height / padded_size[0], map_width / padded_size[1]]).repeat(2)
             corners = (corners - 0.5) * scale + 0.5
-        tap_y, weight_y = axis_taps(_centres(corners[:, 0], corners[:, 2], height), map_height, *names)
-        tap_x, weight_x = axis_taps(_centres(corners[:, 1], corners[:, 3], width), map_width, *names)
+        tap_y, weight_y = _axis_taps(_centres(corners[:, 0], corners[:, 2], height), map_height, nearest, zero)
+        tap_x, weight_x = _axis_taps(_centres(corners[:, 1], corners[:, 3], width), map_width, nearest, zero)
         taps = tap_y.shape[-1] * tap_x.shape[-1]
         tap_y = (tap_y + index[here].view(-1, 1, 1) * map_height) * map_width
         rows = tap_y[:, :, None, :, None] + tap_x[:, None, :, None, :]
