@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -15,13 +13,11 @@ from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_object
 from seamseg.checkpoints.model_path import local_model, snapshot_in
 from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
-    NETWORK_MODULES,
     LoadReport,
     Snapshot,
     fitting,
@@ -150,14 +146,12 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple[Net, LoadReport]:
-    """Build a network and load a snapshot, whose configuration may be from an untrusted source.
+    """Build a network and load a snapshot; InputError if its tensors do not fit, or the network cannot be built.
 
-    The network is first built on the meta device. It gets memory once the names and shapes of its tensors are found to
-    equal the snapshot's. InputError if they do not, or the network cannot be built.
+    The network is built on the meta device, and gets memory once the names and shapes of its tensors fit.
     """
-    tensors = sum(len(snapshot.state_dict.get(part, ())) for part in NETWORK_MODULES)
     try:
-        with on_meta(tensors, name):
+        with torch.device("meta"):
             net = build()
     except RuntimeError as error:
         if lacks_memory(error):
@@ -174,33 +168,6 @@ def _is_foreign_on_meta(module: nn.Module) -> bool:
     if type(module).__module__.partition(".")[0] in ("seamseg", "torch"):
         return False
     return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
-
-
-@contextmanager
-def on_meta(tensors: int, name: str) -> Iterator[None]:
-    """Build on the meta device in a `with` block; InputError as soon as there are far more parameters than `tensors`.
-
-    These are the tensors of a file, which `name` names. Even without values a parameter takes time and memory. A valid
-    network may build each several times: a timm body is built three times. Components of the user are built on
-    the CPU and not limited.
-    """
-    thread, made = threading.get_ident(), 0
-
-    def count(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
-        nonlocal made
-        made += threading.get_ident() == thread and parameter is not None and parameter.is_meta
-        if made > 8 * tensors + 1000:
-            raise InputError(
-                f"{name}: its configuration needs far more layers than the {tensors} tensors that it holds: is it the "
-                "configuration of another model?"
-            )
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        hook.remove()
 
 
 def _beside(found: Path) -> _Parts:
