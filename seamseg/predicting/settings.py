@@ -15,7 +15,7 @@ from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
-from seamseg.inference.results import RESULTS
+from seamseg.inference.results import RESULTS, result_of
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import Line, header
 from seamseg.predicting.options import PredictOptions
@@ -57,8 +57,8 @@ class PredictSettings:
 
     def _declaring(self, attribute: str) -> list[str]:
         """Return the names of the formats that declare an attribute of `OutputFormat`."""
-        known = [name for name in self.format_names if components.is_registered("format", name)]
-        return [name for name in known if getattr(components.find("format", name).make, attribute, False)]
+        known = components.registered("format")
+        return [c.name for c in known if c.name in self.format_names and getattr(c.make, attribute)]
 
     def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
         """Load the model for these formats, see :func:`seamseg.inference.predictor.open_for_inference`."""
@@ -79,21 +79,17 @@ class PredictSettings:
         `predictor` is the result of :meth:`load`.
         """
         options, folder = self.options, Path(out)
-        if "raw" in self.format_names and not predictor.network.uses_torch:
-            raise InputError("`formats=raw`: format raw holds tensors, an exported network returns none")
-        video = next((s for s in sources if isinstance(s, Video)), None)
-        if "labelstudio" in self.format_names and video is not None:
-            raise InputError(
-                f"`formats=labelstudio`: Label Studio shows images that are files, not frames of {video.relative}; "
-                "save them as images first"
-            )
         writers = []
         if self.format_names:
             choice = DetectionChoice(options.score_threshold or 0.0, predictor.classes)
             given = (folder, predictor.metadata, predictor.kind, choice, options.overrides)
             writers = make_writers(self.format_names, *given, predictor.map_formats)
+        video = next((s for s in sources if isinstance(s, Video)), None)
+        for name, writer in zip(self.format_names, writers):
+            if problem := writer.problem(predictor.network, video):
+                raise InputError(f"`formats={name}`: {problem}")
         if options.hide is not None:
-            if predictor.kind == "classification":
+            if not result_of(predictor.kind).located:
                 raise InputError(f"`hide={_joined(options.hide)}`: {NOT_LOCATED}")
             score = LEAST_SCORE if options.least_score is None else options.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too
@@ -145,10 +141,8 @@ def _format_names(options: PredictOptions) -> list[str]:
     names = list(dict.fromkeys(filter(None, map(str.strip, words))))
     known = dict.fromkeys(name for result in RESULTS for kind in result.kinds for name in formats_of(kind))
     unknown = next((name for name in names if name not in known), None)
-    if unknown is None and names:
-        return names
-    if unknown is not None and (is_exported(options.model) or components.registered("head")):
-        # the model may have a map of this name
+    # the model may have a map of this name
+    if names and (unknown is None or is_exported(options.model) or components.registered("head")):
         return names
     problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
     meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"

@@ -20,13 +20,15 @@ from seamseg.utils.errors import InputError
 class ClassMapping:
     """Maps the classes of a model, `trained`, to `classes` of a data set, which decides which of them are things.
 
-    `targets` has the class of the data set for each class of the model, 255 (void) for none. `table` is as given.
+    `targets` has the class of the data set for each class of the model, 255 (void) for none. `table` is as given. With
+    `only_things` stuff does not count.
     """
 
     trained: Metadata
     classes: Metadata
     targets: Sequence[int]
     table: str
+    only_things: bool = False
 
     @staticmethod
     def of(table: ClassTable, trained: Metadata, name: str, only_things: bool = False) -> ClassMapping:
@@ -44,7 +46,7 @@ class ClassMapping:
                         f"{second!r}: a prediction counts for one class"
                     )
                 targets[source] = target
-        return ClassMapping(trained, table.classes, targets, table.table)
+        return ClassMapping(trained, table.classes, targets, table.table, only_things)
 
     def panoptic(self, result: PanopticResult) -> PanopticResult:
         """Return a panoptic map in the classes of the data set.
@@ -84,9 +86,9 @@ class ClassMapping:
         mapped: np.ndarray = table[classes]
         return mapped
 
-    def mapped_classes(self, only_things: bool = False) -> MappedClasses:
-        """Return the table that is stated with the scores; with `only_things`, of things only."""
-        infos = class_infos(self.classes)
+    def mapped_classes(self) -> MappedClasses:
+        """Return the table that is stated with the scores."""
+        infos, only_things = class_infos(self.classes), self.only_things
         sources: dict[int, list[str]] = {c: [] for c, info in enumerate(infos) if info.isthing or not only_things}
         void = []
         for index, (name, target) in enumerate(zip(self.trained.categories, self.targets)):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.model_path import is_exported, local_model
-from seamseg.config.kinds import PANOPTIC
 from seamseg.data.input_size import InputSize
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
 from seamseg.maps.evaluation.scores import PanopticScores, Scores
@@ -19,7 +18,7 @@ from seamseg.utils.output import echo, warn
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.folder import EvaluationWriter
 from seamseg.validation.options import EvaluationOptions
-from seamseg.validation.validator import InstanceScorer, Validator, scorer_of
+from seamseg.validation.validator import Validator, scorer_of
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,27 @@ def evaluate_model(options: EvaluationOptions) -> ModelScores:
     with distributed("cpu" if is_exported(path) else options.device) as world:
         device = options.device if is_exported(path) else world.device
         opened = open_for_inference(path, device, options.config, options.meta, options)
+        scorer = scorer_of(opened.kind)
+        if scorer is None:
+            raise InputError(f"{model}: a model of kind {opened.kind} has no evaluation on a data set folder")
         split = options.split or opened.config.dataloader.val_set
-        _check(opened, str(model), split, options)
+        if not split:
+            raise InputError(
+                f"{model}: its configuration names no [dataloader] val_set; name a split with `split=NAME`"
+            )
+        if options.out is not None and not scorer.of_maps:
+            raise InputError(f"{model}: is a model for {opened.kind}; an evaluation folder holds panoptic maps")
         size = _input_size(opened, options)
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, size)
-        if opened.kind != PANOPTIC:
-            # as in the COCO results of `predict`; by default all detections count
-            validator = replace(validator, least_score=options.score_threshold or 0.0)
-        mapping = _class_mapping(opened, validator.metadata, str(data), options.class_table)
-        mapped = None if mapping is None else mapping.mapped_classes(scorer_of(opened.kind) is InstanceScorer)
+        # as in the COCO results of `predict`; of a panoptic map all detections count
+        least_score = 0.0 if scorer.of_maps else options.score_threshold or 0.0
+        mapping = _class_mapping(options, opened, validator.metadata, scorer.of_things)
+        mapped = None if mapping is None else mapping.mapped_classes()
         if mapped is not None and mapped.missing and world.is_main:
             missing = f"{len(mapped.missing)} of {len(mapped.sources)} classes: {', '.join(mapped.missing)}"
             text = f"{data}: {opened.name} has no class for {missing}; they count as missed where they occur"
             warn(text, stacklevel=2)
-        validator = replace(validator, mapping=mapping)
+        validator = replace(validator, mapping=mapping, least_score=least_score)
         if options.legacy and options.tiles == "auto":
             # as the original
             options = replace(options, tiles="off")
@@ -82,17 +88,6 @@ def evaluate_model(options: EvaluationOptions) -> ModelScores:
         return ModelScores(scores, opened.name, split, validator.metadata, len(validator.dataset) - scores.n_images)
 
 
-def _check(opened: OpenedModel, model: str, split: str, options: EvaluationOptions) -> None:
-    """Raise InputError if a model cannot be scored, or an option has no effect on its scores."""
-    kind = opened.kind
-    if scorer_of(kind) is None:
-        raise InputError(f"{model}: a model of kind {kind} has no evaluation on a data set folder")
-    if not split:
-        raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with `split=NAME`")
-    if options.out is not None and kind != PANOPTIC:
-        raise InputError(f"{model}: is a model for {kind}; an evaluation folder holds panoptic maps")
-
-
 def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
     size = opened.input_size(options)
     if options.legacy and options.size is None and options.longest_max_size is None and not options.preview:
@@ -101,13 +96,15 @@ def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:
     return size
 
 
-def _class_mapping(opened: OpenedModel, classes: Metadata, data: str, table: str | Path | None) -> ClassMapping | None:
+def _class_mapping(
+    options: EvaluationOptions, opened: OpenedModel, classes: Metadata, only_things: bool
+) -> ClassMapping | None:
     """Return the mapping of a table to the classes of a data set; None without a table, after checking the classes."""
-    if table is not None:
-        given, only_things = ClassTable(classes, str(table), "class_table"), scorer_of(opened.kind) is InstanceScorer
-        return ClassMapping.of(given, opened.metadata, opened.name, only_things)
-    check_same_classes(opened.metadata, opened.name, classes, data)
-    return None
+    if options.class_table is None:
+        check_same_classes(opened.metadata, opened.name, classes, str(options.data))
+        return None
+    table = ClassTable(classes, str(options.class_table), "class_table")
+    return ClassMapping.of(table, opened.metadata, opened.name, only_things)
 
 
 def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:

@@ -76,7 +76,8 @@ Observer = Callable[[Any], None]
 class Scorer(Protocol):
     """Accumulates the scores of a validation, with the life cycle of a :class:`seamseg.maps.evaluation.metric.Metric`.
 
-    The scorers of the package have `result`, the type of the results that they score.
+    The scorers of the package have `result`, the type of the results that they score, `of_maps`, whether these are
+    panoptic maps, and `of_things`, whether stuff does not count.
     """
 
     gathered: bool

@@ -255,6 +255,7 @@ class PanopticScorer:
 
     result = Panoptic
     gathered = False
+    of_maps, of_things = True, False
 
     def __init__(self, validator: Validator, predictor: Predictor[Panoptic]) -> None:
         options = validator.config.general
@@ -304,6 +305,7 @@ class InstanceScorer:
 
     result = Detections
     gathered = True
+    of_maps, of_things = False, True
 
     def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
         self._validator = validator
@@ -339,6 +341,7 @@ class SemanticScorer:
 
     result = SemanticMap
     gathered = False
+    of_maps, of_things = False, False
 
     def __init__(self, validator: Validator, predictor: Predictor[SemanticMap]) -> None:
         self._validator, self._predictor = validator, predictor

@@ -71,7 +71,7 @@ def test_things_and_stuff_are_those_of_the_data_set(tmp_path):
     wanted = [["asphalt", "marking", "crosswalk"], ["bicyclist", "motorcyclist"], ["train"]]
     assert list(stated.sources.values()) == wanted
     assert (stated.missing, stated.void) == ([], ["dog"])
-    things = mapping.mapped_classes(only_things=True)
+    things = replace(mapping, only_things=True).mapped_classes()
     assert (things.missing, things.void) == (["train"], ["crosswalk", "dog"])
 
 

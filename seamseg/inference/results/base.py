@@ -62,6 +62,7 @@ class ImageResult(ABC):
     counted : what :meth:`counts` counts: segments, detections or classes
     main_scores : for each of the kinds the key of the main score in the JSON of an evaluation
     outputs : names of the outputs that an exported network of it has at least, in order
+    located : whether it says where in the image a class is
     has_ids : whether each pixel has one segment or class at most, see :meth:`id_png`
     metadata : names, colours and ids of the classes
     prediction : output of the network, in pixels of its input; None if it is not kept
@@ -75,6 +76,7 @@ class ImageResult(ABC):
     counted: ClassVar[str]
     main_scores: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
+    located: ClassVar[bool] = True
     has_ids: ClassVar[bool] = False
     metadata: Metadata
     prediction: ArrayPrediction | None = None

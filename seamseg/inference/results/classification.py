@@ -39,6 +39,7 @@ class Classification(ImageResult):
     counted = "classes"
     main_scores = ("top1",)
     outputs = ("logits",)
+    located = False
     probabilities: np.ndarray
     image_size: tuple[int, int]
 

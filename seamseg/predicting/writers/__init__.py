@@ -60,19 +60,20 @@ def make_writers(
     owners: dict[Path, str] = {}
     for name in formats:
         if name in maps:
-            made.append(MapWriter(out, metadata, name, maps[name]))
+            writer: OutputFormat[Any] = MapWriter(out, metadata, name, maps[name])
         elif components.is_registered("format", name):
             component = components.find("format", name)
             with named_errors(component.section, component.module):
-                made.append(component.make(out, metadata, keys_of("format", name, overrides)))
-            made[-1].choice = choice
+                writer = component.make(out, metadata, keys_of("format", name, overrides))
         else:
             raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
-        with errors_of(made[-1]):
-            paths = made[-1].paths(Source(Path("NAME"), "NAME", "NAME"))
+        writer.choice = choice
+        with errors_of(writer):
+            paths = writer.paths(Source(Path("NAME"), "NAME", "NAME"))
         for path in paths:
             if (owner := owners.setdefault(path, name)) != name:
                 raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")
+        made.append(writer)
     return made
 
 

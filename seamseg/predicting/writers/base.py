@@ -12,8 +12,8 @@ import numpy as np
 
 from seamseg.inference.results.base import ImageResult
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.predictions import ArrayPrediction
-from seamseg.predicting.source import Source
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
+from seamseg.predicting.source import Source, Video
 
 Record = dict[str, Any]
 """Data that a format stores in the manifest for an image, as JSON."""
@@ -77,6 +77,10 @@ class OutputFormat(ABC, Generic[R]):
         self.out = out
         self.metadata = metadata
         self.keys = keys
+
+    def problem(self, network: InferenceNetwork, video: Video | None) -> str | None:
+        """Return why the results of a network, or of a video, cannot be written; None if they can."""
+        return None
 
     @abstractmethod
     def paths(self, source: Source) -> list[Path]:
