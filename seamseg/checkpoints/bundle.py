@@ -62,9 +62,7 @@ def open_model(
     configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
     suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _open(path)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -72,19 +70,13 @@ def open_model(
     reference = reference_size(loading.shortest_size, loading.longest_max_size)
     metadata = _metadata(found, snapshot, meta)
     _check_kind(snapshot, chosen, found.name)
-    given = config is not None or any(text.startswith("general.kind") for text in overrides)
-    if not given and found.kind not in (None, chosen.kind):
-        stated = f"{CLASSES_NAME} states kind {found.kind!s:.40}"
-        raise InputError(f"{found.name}: {stated}, its {CONFIG_NAME} {chosen.kind}: copy the model again")
     check_classes(snapshot, metadata, found.name)
     return ModelFile(chosen, metadata, snapshot, found.name, found.licence, reference)
 
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _open(path)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -95,18 +87,17 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
-def _find(path: str | Path) -> _Parts:
-    """Find the weights, the configuration and the classes of a model."""
+def _open(path: str | Path) -> tuple[_Parts, Snapshot]:
+    """Find the weights, the configuration and the classes of a model, and read the weights."""
     path = local_model(path)
     if path.name in (WEIGHTS_NAME, TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
         raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
-    if path.is_dir():
-        return _beside(snapshot_in(path))
-    if path.suffix == WEIGHTS_ENDING:
-        return _beside(path)
-    if _is_published(path):
-        return _from_zip(path)
-    return _Parts(path, str(path), None, None, str(path))
+    if path.is_dir() or path.suffix == WEIGHTS_ENDING:
+        found = _beside(snapshot_in(path) if path.is_dir() else path)
+    else:
+        found = _from_zip(path) if _is_published(path) else _Parts(path, str(path), None, None, str(path))
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    return _with_published_classes(found, snapshot), snapshot
 
 
 _VISTAS_EXPERIMENT = "vistas_wrn38"
@@ -133,7 +124,6 @@ class _Parts:
     metadata: Metadata | None
     name: str
     licence: str = ""
-    kind: object = None  # as stated beside the weights
 
 
 def load_network(model: ModelFile) -> tuple[Network, LoadReport]:
@@ -187,7 +177,6 @@ def _beside(found: Path) -> _Parts:
         classes,
         str(found),
         licence if isinstance(licence, str) else "",
-        content.get("kind"),
     )
 
 

@@ -120,7 +120,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
         raise InputError(f"{kind} {name!r:.80}: a name has lower-case letters, digits and underscores, no digit first")
     if not (is_dataclass(keys) and keys.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise InputError(f"{kind} {name}: its keys {keys.__name__} must be a dataclass with frozen=True")
-    for spec in fields(keys):
+    for spec in () if keys.__module__.startswith("seamseg.") else fields(keys):  # ours are tested
         if problem := declaration_problem(spec, keys):
             raise InputError(f"{kind} {name}: {spec.name} of {keys.__name__}: {problem}")
 

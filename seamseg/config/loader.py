@@ -260,6 +260,8 @@ def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
     """Return the keys of an imported component that the overrides set, else its defaults."""
     component = components.find(kind, name)
     of_section = [override for override in overrides if split_override(override)[0] == component.section]
+    if not of_section:
+        return component.keys()
     return config_from_string("", None, "", of_section).parts.get(component.section, component.keys())
 
 

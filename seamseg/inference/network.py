@@ -119,15 +119,12 @@ class TrainedModel:
     """A trained model that is opened; see :class:`seamseg.inference.predictor.OpenedModel`."""
 
     def __init__(self, opened: ModelFile, device: torch.device, options: InferenceOptions) -> None:
-        self._device = device
-        self._opened = opened
-        self.name = self._opened.name
-        self.config = self._opened.config
-        self.kind = self.config.kind
+        self._opened, self._device = opened, device
+        self.name, self.config, self.kind = opened.name, opened.config, opened.config.kind
         if self.config.general.network != SEAMLESS and (name := options.changed(OF_PARTS)):
             raise InputError(f"`{name}` is for networks of body and heads, not for {self.config.general.network}")
-        self.metadata = self._opened.metadata.without_images()
-        self.reference: InputSize | None = self._opened.reference
+        self.metadata = opened.metadata.without_images()
+        self.reference: InputSize | None = opened.reference
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input."""

@@ -6,16 +6,18 @@ import hashlib
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 from support.components import LION
 
 from seamseg.checkpoints.snapshot import parse_records
+from seamseg.cli.components import import_all
 from seamseg.config import components, config_from_string, config_to_string, load_config
 from seamseg.config.components import Record
 from seamseg.config.loader import differences
 from seamseg.config.sections import NotLoaded
+from seamseg.config.values import declaration_problem
 from seamseg.training.options import TrainingOptions
 from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError
@@ -213,6 +215,14 @@ def test_changed_files_are_read_again(lion, tmp_path):
     assert "SyntaxError" in refusal(tmp_path, chosen, lion)
     lion.write_text(LION.replace('"lion"', '"panther"'))
     assert "no optimizer 'lion'" in refusal(tmp_path, chosen, lion)
+
+
+def test_keys_of_components_of_the_package_are_declared():
+    import_all()
+    for component in components.registered():
+        if component.built_in:
+            problems = [declaration_problem(spec, component.keys) for spec in fields(component.keys)]
+            assert problems == [None] * len(problems), component.section
 
 
 def test_a_configuration_in_use_keeps_its_components(lion, tmp_path):
