@@ -124,6 +124,10 @@ class TrainerOptions:
         """Return the names of keys of an INI file as the configuration has them, for messages."""
         return joined.join(filter(None, (self.key_names.get(name, name) for name in names)))
 
+    def steps_per_epoch(self, batches: int) -> int:
+        """Return the number of steps for so many batches; the last one may have fewer than `accumulate`."""
+        return -(-batches // self.accumulate)
+
     @property
     def smaller_rate(self) -> str:
         """The advice after a loss that is not finite."""

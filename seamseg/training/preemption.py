@@ -29,8 +29,11 @@ class Preempted(CollectiveError):
 
     reported = True
 
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(
+            f"{signal.Signals(number).name}: stopped after step {step}, snapshot saved; "
+            f"re-run the same command (`seamseg train`: with `resume=auto`) to continue"
+        )
         self.exit_code = 128 + number
 
 

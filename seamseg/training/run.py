@@ -43,7 +43,7 @@ from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
 from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper
-from seamseg.training.trainer import Trainer, steps_per_epoch
+from seamseg.training.trainer import Trainer
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.device_memory import lacks_memory
@@ -213,7 +213,7 @@ def _prepare(
     net, settings = module.get_submodule("net"), setup.options
     optimizer = setup.build_optimizer(net)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
-    length = steps_per_epoch(len(loader), settings.accumulate)
+    length = settings.steps_per_epoch(len(loader))
     resumed = None
     if options.resume is not None:
         resumed = resume(options.resume, net, optimizer, metadata, folder, length, settings)
@@ -362,10 +362,10 @@ def _continued(
         position = None
     if not schedule.by_epoch:
         epochs, left = options.epochs - resumed.progress.epoch - 1, 0
-        whole = steps_per_epoch(len(sampler), options.accumulate)
+        whole = options.steps_per_epoch(len(sampler))
         if position is not None and epochs > 0:
             sampler.set_epoch(position.epoch)
             sampler.continue_from(position.segments)
-            left, epochs = steps_per_epoch(len(sampler), options.accumulate), epochs - 1
+            left, epochs = options.steps_per_epoch(len(sampler)), epochs - 1
         schedule.total = max(1, resumed.progress.global_step + left + epochs * whole)
     return replace(resumed, position=position)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeVar
 
 from seamseg.data.loader import index_sampler, set_epoch, translate_worker_errors
 from seamseg.maps.evaluation.scores import Scores
@@ -29,10 +26,8 @@ from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.setup import Validate
 from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.distributed import LostConnection, barrier, failure_reason, is_peer_failure
+from seamseg.utils.distributed import barrier
 from seamseg.utils.errors import OutOfMemory
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -61,7 +56,6 @@ class Trainer:
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world)
-        self._scores: Scores | None = None
         if resumed is not None and (own := resumed.rank_state(self.world)) is not None:
             # the beginning of an epoch resets most of it
             self.losses.load_state_dict(own["losses"])
@@ -73,8 +67,8 @@ class Trainer:
         with Preempted. SeamsegError if a loss is not finite or a file cannot be written.
         """
         states = {} if self.resumed is None else self.resumed.callbacks
-        epochs, between = self.options.epochs, self.options.snapshot_interval
-        with self.reporter.following(states), self._saving():
+        epochs, between, scores = self.options.epochs, self.options.snapshot_interval, None
+        with self.reporter.following(states), self._preemption, closing(self.writer):
             for epoch in range(self.progress.epoch + 1, epochs):
                 with translate_worker_errors(self.batches.loader):
                     if not self._train_epoch(epoch):
@@ -87,35 +81,17 @@ class Trainer:
                     if not (between and self.progress.global_step % between == 0):
                         # a signal or an error in the validation must not lose the epoch; or the step is saved already
                         self._save()
-                    self._scores = scores = self._validate(self.validator, epoch)
+                    scores = self._validate(self.validator, epoch)
                     is_best = self.progress.validated(scores.selection, self._has_best)
                 self.progress.epoch = epoch
                 self._position = None
                 self._save(is_best)
-                if is_best and self.world.is_main:
+                if scores is not None and is_best and self.world.is_main:
                     self.reporter.log.info(f"best so far: {scores.selection}, in {self.run.best}")
                 if not last and self._stops(self._preemption.now()):
                     break
-            return self._scores
-
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Receive signals in a `with` block, and wait for the last snapshot at its end."""
-        try:
-            with self._preemption:
-                try:
-                    yield
-                finally:
-                    self.writer.wait()
-        except RuntimeError as error:
-            if not (self.world.is_distributed and is_peer_failure(error)):
-                raise
-            raise LostConnection(
-                f"step {self.progress.global_step}: process {self.world.rank} lost its connection to the others, see "
-                f"their messages ({failure_reason(error)})"
-            ) from error
-        finally:
-            self.writer.close()
+            self.writer.wait()
+        return scores
 
     def _validate(self, validator: Validate, epoch: int) -> Scores:
         """Score the current network, and report the scores and sample images."""
@@ -138,17 +114,16 @@ class Trainer:
         """Train for an epoch; return whether the training goes on after it."""
         self.stepper.module.train()
         self._position = position = self._begin_epoch(epoch)
-        done, accumulate = position.steps, self.options.accumulate
-        length = done + steps_per_epoch(len(self.batches.loader), accumulate)
+        done, batches = position.steps, iter(self.batches)
+        length = done + self.options.steps_per_epoch(len(self.batches.loader))
         last = time.perf_counter()
-        for index, group in enumerate(grouped(self.batches, accumulate), done):
+        for index, group in enumerate(iter(lambda: list(islice(batches, self.options.accumulate)), []), done):
             self.progress.global_step += 1
             step = self.progress.global_step
             loaded = time.perf_counter()
             if index == 0:
                 self.reporter.targets(group[0].source, step)
             result = self._step(epoch, group)
-            self.reporter.broken = self.batches.broken.count
             now = time.perf_counter()
             self.losses.add(step, result)
             self.reporter.add(loaded - last, now - last, len(result.ids))
@@ -184,7 +159,7 @@ class Trainer:
         if due or self.losses.full:
             self.losses.check()
         if due:
-            self.reporter.report(position, self.losses.pop_means())
+            self.reporter.report(position, self.losses.pop_means(), self.batches.broken.count)
         else:
             self.reporter.progress(position)
 
@@ -233,27 +208,12 @@ class Trainer:
         """Return whether a callback ends the training, whose snapshot is being written; Preempted after a signal."""
         if number in (0, STOP):
             return number == STOP
-        message = (
-            f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
-            f"re-run the same command (`seamseg train`: with `resume=auto`) to continue"
-        )
         self.writer.wait()
+        stopped = Preempted(number, self.progress.global_step)
         if self.world.is_main:
-            self.reporter.log.warning(message)
+            self.reporter.log.warning(str(stopped))
         # complete the pending exchange of signals before any process exits
         self._preemption.settle()
         # a launcher ends the others when the first one exits: wait until the snapshot is written
         barrier(self.world)
-        raise Preempted(number, message)
-
-
-def steps_per_epoch(batches: int, accumulate: int) -> int:
-    """Return the number of steps for so many batches; the last one may have fewer than `accumulate`."""
-    return -(-batches // accumulate)
-
-
-def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield the items in lists of `size`, the last of which may be shorter."""
-    iterator = iter(items)
-    while group := list(islice(iterator, size)):
-        yield group
+        raise stopped

@@ -64,7 +64,6 @@ class Reporter:
         self.callbacks = callbacks
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": options.ema} if options.ema else {}
-        self.broken = 0
         self._validates = validates
         self._images = images
         self._pace = 0.0
@@ -125,11 +124,14 @@ class Reporter:
             line["seconds_left"] = self._seconds_left(position, self._pace or line["step_seconds"])
         self.log.progress(self._format(position, line, peak_memory(self.world.device)))
 
-    def report(self, position: StepPosition, recent: LossMeans) -> None:
-        """Write a line to all outputs, with the averages since the last one; a collective call."""
+    def report(self, position: StepPosition, recent: LossMeans, broken: int = 0) -> None:
+        """Write a line to all outputs, with the averages since the last one; a collective call.
+
+        `broken` is the number of images of this epoch that this process could not read.
+        """
         losses, gradients, skipped = recent
         means = mean_over_processes(
-            self.world, {**losses, **gradients, **self._times.pop_means(), "broken": float(self.broken)}
+            self.world, {**losses, **gradients, **self._times.pop_means(), "broken": float(broken)}
         )
         memory = max_over_processes(self.world, peak_memory(self.world.device))
         size = self.world.size
