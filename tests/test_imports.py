@@ -39,7 +39,7 @@ ORDER = (*TOP, "__init__", "contrib", *CORE, *(f"maps.{part}" for part in MAPS),
 
 TRAINING = (
     "run", "trainer", "setup", "weights", "logging", "losses", "checkpointing", "preemption",
-    "step", "ddp", "prefetch", "optim", "options", "callbacks", "result",
+    "step", "ddp", "graphs", "prefetch", "optim", "options", "callbacks", "result",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

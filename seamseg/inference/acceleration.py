@@ -193,9 +193,13 @@ class CudaGraphCache:
     def __len__(self) -> int:
         return len(self._graphs)
 
+    def key(self, x: Tensor) -> Any:
+        """Return what must be equal for a graph to be replayed."""
+        return tuple(x.shape), tuple(x.stride()), x.dtype, x.device, x.is_inference()
+
     def __call__(self, x: Tensor) -> Any:
         """Return the outputs of the function."""
-        key = (tuple(x.shape), tuple(x.stride()), x.dtype, x.device, x.is_inference())
+        key = self.key(x)
         with self._lock:
             graph = self._graphs.get(key)
             if graph is not None:

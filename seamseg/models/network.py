@@ -74,11 +74,13 @@ class Network(nn.Module):
     map_formats : the further output maps by name
     nms_threshold : IoU from which detections suppress others; None for a network without detections
     predicts_ids : whether `maps["ids"]` of the predictions are the things, in place of masks
+    run_in_training : runs :meth:`dense` in training, as by CUDA graphs; None for body and heads in turn
     exportable : whether :meth:`predict` can be traced by `torch.export`
     of_parts : whether it has body and heads, which are folded, quantised and exported; False for one that runs as it is
     """
 
     compiled_parts: ClassVar[tuple[str, ...]] = ("body",)
+    dense_parts: ClassVar[tuple[str, ...]] = ()
     of_parts: ClassVar[bool] = True
     options: Any
     kind: str
@@ -95,6 +97,7 @@ class Network(nn.Module):
         self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
         self.compiled = False
+        self.run_in_training: Callable[[Tensor], Any] | None = None
 
     @property
     def backbone(self) -> nn.Module | None:
@@ -142,7 +145,7 @@ class Network(nn.Module):
     def dense(self, padded: Tensor) -> Any:
         """Run the layers whose operations depend on the size of the padded batch `N x 3 x H x W` only.
 
-        This is what a compiler or a CUDA graph runs.
+        This is what a compiler or a CUDA graph runs: the layers of :attr:`dense_parts`.
         """
         raise NotImplementedError
 

@@ -122,6 +122,7 @@ class PanopticNet(PanopticInference):
     """
 
     compiled_parts = ("body", "sem_head")
+    dense_parts = ("body", "rpn_head", "sem_head")
     body: FPNBody
     rpn_head: nn.Module
     roi_head: ROIHead
@@ -195,20 +196,27 @@ class PanopticNet(PanopticInference):
         return ROIOutputs(sampled, rows, *self.roi_head(x, rows, self.options.matcher.config.mask_positives_only))
 
     def encode(self, images: PackedSequence) -> Features:
-        """Pad the images to one size and run the body, or at inference `run_dense`."""
+        """Pad the images to one size and run the body, or `run_in_training`, at inference `run_dense`."""
         padded, sizes = self.padded(images)
         size = int(padded.shape[-2]), int(padded.shape[-1])
-        if self.training or self.options.run_dense is None:
+        run = self.run_in_training if self.training else self.options.run_dense
+        if run is None:
             return Features(self.body(padded), size, sizes)
-        dense = self.options.run_dense(padded)
+        dense = run(padded)
         shapes = [(int(height), int(width)) for height, width in dense.shapes]
         return Features(dense.levels, size, sizes, dense.semantic_logits, (dense.obj_logits, dense.bbx_logits, shapes))
 
     def dense(self, padded: Tensor) -> DenseOutputs:
         """Run body, RPN head and semantic head on a padded batch `N x 3 x H x W`."""
         levels = self.body(padded)
+        rpn_outputs = self._run_rpn(levels)
+        # the gradients of a level are added up as if the ROI head came between the other two
+        outputs = [x.view_as(x) for x in levels] if self.training else levels
         semantic = None if self.sem_head is None else self.sem_head(levels)
-        return DenseOutputs(levels, *self._run_rpn(levels), semantic)
+        if self.training and semantic is not None:
+            # as the gradient from the loss: a bias is summed in its order
+            semantic = semantic.contiguous()
+        return DenseOutputs(outputs, *rpn_outputs, semantic)
 
     def _run_rpn(self, levels: list[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
         first, number = self.options.rpn_levels

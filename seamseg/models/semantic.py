@@ -47,6 +47,7 @@ class SemanticNet(Network):
     """
 
     compiled_parts = ("body", "head")
+    dense_parts = ("body", "head", "cls")
     kind = "semantic"
     body: nn.Module
     head: DeeplabV3
@@ -77,8 +78,8 @@ class SemanticNet(Network):
         torch.distributed all ranks must call this together.
         """
         padded, sizes = self.padded(images)
-        run = self.options.run_dense
-        logits = self.dense(padded) if self.training or run is None else run(padded)
+        run = self.run_in_training if self.training else self.options.run_dense
+        logits = self.dense(padded) if run is None else run(padded)
         return SemanticLogits(logits, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
 
     def loss(self, outputs: SemanticLogits, targets: Batch) -> Losses:

@@ -116,6 +116,7 @@ class TrainerOptions:
     broken_limit: float = 0.0
     cudnn_benchmark: bool = True
     compile: bool = False
+    cuda_graphs: bool = False
     rate_names: tuple[str, str] = ("lr_norm", "lr_other")
     histograms: tuple[str, ...] = ()
     key_names: Mapping[str, str] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from seamseg.training.checkpointing.checkpoint import (
 )
 from seamseg.training.checkpointing.rank_state import rng_state, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
+from seamseg.training.graphs import use_cuda_graphs
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
@@ -220,6 +221,8 @@ def _prepare(
     schedule = setup.build_schedule(base_lrs, length)
     if settings.compile:
         compile_network(cast(Network, net), world, log.warning)
+    if settings.cuda_graphs:
+        use_cuda_graphs(cast(Network, net), world.device, log.warning)
     stepper = Stepper(settings, module, optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)

@@ -1,0 +1,255 @@
+"""CUDA graphs in training: the dense part of a network, forward and backward, in two launches for each size of a batch.
+
+`torch.cuda.make_graphed_callables` does the like, but each of its calls captures on a stream of its own, so that sizes
+share no memory, autocast converts the weights anew for each use, the gradients are overwritten by the next batch of a
+step, and DistributedDataParallel must come later than the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree
+
+from seamseg.inference.acceleration import WARM_UP, CudaGraphCache
+from seamseg.models.network import Network
+from seamseg.ops.norm import InPlaceABNSync, has_hooks, synchronised_over
+from seamseg.utils.compiler import first_line
+
+MAX_SIZES = 16
+"""Sizes whose graphs are kept."""
+_WITHOUT = "[general] cuda_graphs: the network runs without CUDA graphs"
+
+
+class Recorder(Protocol):
+    """Records functions without arguments, which must not wait for the device."""
+
+    def warm_up(self, function: Callable[[], object]) -> None:
+        """Call a function as it will be recorded."""
+
+    def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        """Return tensors at fixed places, and a function that computes the results of `function` there."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share their memory, since one is replayed after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        # memory is shared on one stream only
+        self._stream = torch.cuda.Stream(device)
+        # a pool that no graph uses any more may be freed
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+
+    def warm_up(self, function: Callable[[], object]) -> None:
+        """See :class:`Recorder`."""
+        now = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
+            function()
+        now.wait_stream(self._stream)
+
+    def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        """See :class:`Recorder`."""
+        graph, other = torch.cuda.CUDAGraph(), next(iter(self._graphs), None)
+        pool = None if other is None else other.pool()
+        # thread_local: the threads of a loader allocate page-locked memory meanwhile
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = function()
+        self._graphs.add(graph)
+        return outputs, graph.replay
+
+
+class _Dense(nn.Module):
+    """The dense part of a network as a module, for :func:`torch.func.functional_call`."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, padded: Tensor) -> Any:
+        return self.net.dense(padded)
+
+
+class _Recorded(NamedTuple):
+    """Tensors at fixed places, and what computes them."""
+
+    tensors: list[Tensor]
+    replay: Callable[[], None]
+
+
+class GraphPair:
+    """The dense part of a network in training, recorded for batches like `x`: a forward and a backward pass.
+
+    A call copies the batch to its fixed place and returns outputs at fixed places: they hold until the next call of any
+    pair of the same recorder, as do the tensors for the backward pass. The gradients of the parameters are results of
+    the backward pass, in memory of the caller: autograd adds them up, and hooks of the parameters see them.
+    """
+
+    def __init__(self, net: Network, x: Tensor, recorder: Recorder) -> None:
+        self._dense = _Dense(net)
+        self._input = x.clone()
+        trained = {name: p for name, p in self._dense.named_parameters() if p.requires_grad}
+        # of their own: what adds to the gradients of the parameters belongs to another stream, with
+        # DistributedDataParallel for good
+        self._aliases = {name: p.detach().requires_grad_() for name, p in trained.items()}
+        self._leaves: list[Any] = []
+        self._dy: list[Tensor] = []
+        for _ in range(WARM_UP):
+            recorder.warm_up(self._warm_up)
+        self.parameters = [trained[name] for name in self._aliases]
+        self._outputs = _Recorded(*recorder.record(self._forward))
+        # what is no tensor depends on the size only
+        self._template = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        self.differentiable = [y.requires_grad for y in self._tensors()]
+        self._gradients = _Recorded(*recorder.record(self._backward))
+        self._counter, self._current = count(), -1
+
+    def _tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+
+    def _warm_up(self) -> None:
+        self._forward()
+        self._dy = [torch.zeros_like(y) for y in self._tensors() if y.requires_grad]
+        used = [gradient is not None for gradient in self._differentiate()]
+        self._aliases = {name: p for (name, p), is_used in zip(self._aliases.items(), used) if is_used}
+
+    def _forward(self) -> list[Tensor]:
+        # weights that were converted elsewhere are not those of the graph, and the other way round
+        torch.clear_autocast_cache()
+        with torch.enable_grad():
+            outputs = functional_call(self._dense, self._aliases, (self._input,))
+        torch.clear_autocast_cache()
+        self._leaves, self._spec = _pytree.tree_flatten(outputs)
+        return [y.detach() for y in self._tensors()]
+
+    def _differentiate(self) -> Sequence[Tensor | None]:
+        results = [y for y in self._tensors() if y.requires_grad]
+        self._leaves = []
+        # as in a step, whose backward pass is outside of autocast
+        with torch.autocast(self._input.device.type, enabled=False):
+            return torch.autograd.grad(results, list(self._aliases.values()), self._dy, allow_unused=True)
+
+    def _backward(self) -> list[Tensor]:
+        return [gradient for gradient in self._differentiate() if gradient is not None]
+
+    def __call__(self, x: Tensor) -> Any:
+        """Return the outputs for a batch of this shape."""
+        found = iter(_Replay.apply(self, x, *self.parameters))
+        leaves = [next(found) if leaf is Tensor else leaf for leaf in self._template]
+        return _pytree.tree_unflatten(leaves, self._spec)
+
+    def forward(self, x: Tensor) -> tuple[int, list[Tensor]]:
+        """Return a number for :meth:`backward` and the outputs."""
+        self._input.copy_(x, non_blocking=True)
+        self._outputs.replay()
+        self._current = next(self._counter)
+        return self._current, self._outputs.tensors
+
+    def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the parameters for those of the outputs; RuntimeError after another forward pass."""
+        if number != self._current:
+            raise RuntimeError("cuda_graphs: the backward pass of a batch must come before the next forward pass, once")
+        self._current = -1
+        torch._foreach_copy_(self._dy, list(gradients))
+        self._gradients.replay()
+        # a copy in one call, as the next batch overwrites them
+        return list(torch._foreach_mul(self._gradients.tensors, 1.0))
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pair: GraphPair, x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.pair = pair
+        ctx.number, outputs = pair.forward(x)
+        results = tuple(y.detach() for y in outputs)
+        ctx.mark_non_differentiable(*(y for y, has_gradient in zip(results, pair.differentiable) if not has_gradient))
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [dy for dy, has_gradient in zip(gradients, ctx.pair.differentiable) if has_gradient]
+        return None, None, *ctx.pair.backward(ctx.number, wanted)
+
+
+class TrainingGraphs(CudaGraphCache):
+    """Runs the dense part of a network in training: the second batch of a size is recorded, and replayed from then on.
+
+    Results, gradients and running statistics equal those of the layers in turn, bit by bit on the CPU where no custom
+    head reads the pyramid. Layers that cannot be recorded run in turn, after one call of `warn`.
+    """
+
+    def __init__(
+        self, net: Network, recorder: Recorder, warn: Callable[[str], None], max_graphs: int = MAX_SIZES
+    ) -> None:
+        super().__init__(net.dense, lambda _, x: GraphPair(net, x, recorder), max_graphs)
+        self.net = net
+        self.warn = warn
+        self.problem: str | None = None
+        self._layers, self._parameters = list(net.modules()), list(net.parameters())
+
+    def __call__(self, x: Tensor) -> Any:
+        """Return the outputs of :meth:`seamseg.models.network.Network.dense`."""
+        if self.problem is not None or not torch.is_grad_enabled():
+            return self.function(x)
+        return super().__call__(x)
+
+    def key(self, x: Tensor) -> Any:
+        """See the base class; also what a callback may change of the layers."""
+        modes = tuple([layer.training for layer in self._layers])
+        trained = tuple([p.data_ptr() if p.requires_grad else 0 for p in self._parameters])
+        return super().key(x), torch.is_autocast_enabled(x.device.type), modes, trained
+
+    def _record(self, key: Any, x: Tensor) -> Callable[[Tensor], Any] | None:
+        self.problem = capture_problem(self.net)
+        if self.problem is None:
+            buffers = list(self.net.buffers())
+            saved = [buffer.clone() for buffer in buffers]
+            try:
+                if (graph := super()._record(key, x)) is not None:
+                    return graph
+                self.problem = "the memory does not suffice"
+            except Exception as error:
+                self.problem = first_line(error)
+            finally:
+                # the batch of the warm-up counts when it is replayed
+                torch._foreach_copy_(buffers, saved)
+        self._drop()
+        self.warn(f"{_WITHOUT}: {self.problem}")
+        return None
+
+
+def capture_problem(net: Network) -> str | None:
+    """Return why the dense part of a network in training cannot be recorded; None if nothing is known."""
+    others = {name for name, _ in net.named_children()} - set(net.dense_parts)
+    for name, layer in net.named_modules():
+        if name == "" or name.partition(".")[0] in others:
+            continue
+        package = type(layer).__module__.partition(".")[0]
+        if package not in ("seamseg", "torch"):
+            return f"{name} is a layer of {package}"
+        if has_hooks(layer):
+            return f"{name} has hooks"
+        if isinstance(layer, _DropoutNd) and layer.p > 0:
+            return f"{name} is random"
+        # processes record at different steps
+        if isinstance(layer, InPlaceABNSync) and synchronised_over(layer.group) is not None:
+            return f"{name} exchanges statistics with other processes"
+    return None
+
+
+def use_cuda_graphs(net: Network, device: torch.device, warn: Callable[[str], None]) -> None:
+    """Have a network run its dense part by CUDA graphs in training; `warn` is called where it cannot."""
+    if device.type != "cuda":
+        warn(f"{_WITHOUT}: the device is {device}")
+    elif not net.dense_parts:
+        warn(f"{_WITHOUT}: it is not made of body and heads")
+    else:
+        net.run_in_training = TrainingGraphs(net, CudaRecorder(device), warn)

@@ -1,0 +1,35 @@
+"""CUDA graphs without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class CopyingRecorder:
+    """A recorder on the CPU: the tensors at fixed places are overwritten by each replay, whose operators no mode sees.
+
+    `records` counts the recorded functions, `replays` the replays.
+    """
+
+    def __init__(self) -> None:
+        self.records = self.replays = 0
+
+    def warm_up(self, function: Callable[[], object]) -> None:
+        """Call a function."""
+        function()
+
+    def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        """Call a function, unlike a GPU, and return copies of its results, and what computes them again there."""
+        self.records += 1
+        places = [tensor.clone() for tensor in function()]
+
+        def replay() -> None:
+            self.replays += 1
+            with _disable_current_modes():
+                for place, tensor in zip(places, function(), strict=True):
+                    place.copy_(tensor)
+
+        return places, replay

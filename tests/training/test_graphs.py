@@ -1,0 +1,260 @@
+"""`[general] cuda_graphs`: a step with recorded graphs, which need no GPU here, equals a step without, bit by bit."""
+
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+import torch
+from support.graphs import CopyingRecorder
+from support.host_reads import Launches
+from support.networks import narrow_module, tiny_config, toy_batch
+from support.processes import launch
+from torch import nn
+
+from seamseg.config import load_config
+from seamseg.models.build import build_training_module
+from seamseg.ops import norm
+from seamseg.training.graphs import CudaRecorder, TrainingGraphs, use_cuda_graphs
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.options import TrainerOptions
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World, distributed
+
+SIZES = ((64, 96), (96, 64), (80, 80))
+
+
+class Training:
+    """Steps with momentum, of a network that records its dense part if there is a recorder."""
+
+    def __init__(self, recorder, *overrides, world=None, kind="panoptic", **options):
+        world = World() if world is None else world
+        self.module = narrow_module(*overrides, kind=kind, **options).train()
+        self.said = []
+        if recorder is not None:
+            self.module.net.run_in_training = TrainingGraphs(self.module.net, recorder, self.said.append)
+        optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01, momentum=0.9)
+        settings = TrainerOptions.from_config(tiny_config(kind, overrides=overrides))
+        self.stepper = Stepper(settings, self.module, optimizer, world)
+
+    def step(self, *batches):
+        """Losses, gradients, weights and statistics after a step."""
+        result = self.stepper([batch.with_target_info() for batch in batches], [0.01])
+        gradients = {f"d{n}": p.grad.clone() for n, p in self.module.named_parameters() if p.grad is not None}
+        return {**result.losses, "norm": result.grad_norm, **gradients, **copied(self.module.state_dict())}
+
+
+def copied(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def assert_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    assert [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "batches"),
+    [
+        ("panoptic", (), 1),
+        ("panoptic", ("general.precision=bf16", "general.checkpoint_body=yes", "roi.fixed_samples=yes"), 1),
+        ("panoptic", ("optimizer.loss_average=step", "general.precision=fp16"), 2),
+        ("instance_seg", ("general.channels_last=no",), 2),
+    ],
+)
+def test_equal_to_a_step_without(kind, overrides, batches):
+    """Losses, gradients, weights and running statistics of 20 steps of three sizes; the batches of a step are alike."""
+    recorder, found = CopyingRecorder(), []
+    for graphs in (None, recorder):
+        torch.manual_seed(1)
+        training = Training(graphs, *overrides, kind=kind)
+        steps = (toy_batch(SIZES[number % 3], empty=(0,) if number % 5 == 4 else ()) for number in range(20))
+        found.append([training.step(*[batch] * batches) for batch in steps])
+        assert not training.said
+    for plain, recorded in zip(*found):
+        assert_equal(recorded, plain)
+    # the first batch of a size runs without
+    assert (recorder.records, recorder.replays) == (6, 2 * (20 * batches - 3))
+
+
+def train_together(rank, join):
+    join()
+    with distributed("cpu") as world:
+        recorder, found = CopyingRecorder(), []
+        for graphs in (None, recorder):
+            torch.manual_seed(world.rank)
+            training = Training(graphs, world=world)
+            # each process has sizes of its own
+            batches = [toy_batch(SIZES[(number + world.rank) % 2]) for number in range(4)]
+            found.append([training.step(*pair) for pair in pairwise(batches)])
+        for plain, recorded in zip(*found):
+            assert_equal(recorded, plain)
+        assert recorder.replays == 8
+
+
+@pytest.mark.distributed
+def test_processes_exchange_the_gradients():
+    """Of the last batch of a step, after those before were added up; with DistributedDataParallel as without."""
+    launch(train_together, 2)
+
+
+def test_the_oldest_size_is_dropped():
+    recorder = CopyingRecorder()
+    net = narrow_module().train().net
+    graphs = TrainingGraphs(net, recorder, pytest.fail, max_graphs=2)
+    for size in [*SIZES, *SIZES]:
+        graphs(torch.randn(1, 3, *size))
+    assert (len(graphs), recorder.records) == (2, 6)
+
+
+def test_what_a_callback_changes_is_recorded_again():
+    recorder = CopyingRecorder()
+    net = narrow_module().train().net
+    graphs, x = TrainingGraphs(net, recorder, pytest.fail), torch.randn(1, 3, *SIZES[0])
+    wanted = net.body.backbone.mod2
+    for change in (lambda: None, lambda: wanted.requires_grad_(False), lambda: wanted.eval()):
+        change()
+        for _ in range(2):
+            graphs(x).obj_logits.sum().backward()
+    assert recorder.records == 6
+    # frozen, and with the statistics of before
+    net.zero_grad()
+    before = copied(wanted.state_dict())
+    graphs(x).obj_logits.sum().backward()
+    assert all(p.grad is None for p in wanted.parameters())
+    assert_equal(wanted.state_dict(), before)
+
+
+def test_gradients_are_those_of_the_last_batch_only():
+    net = narrow_module().train().net
+    graphs = TrainingGraphs(net, CopyingRecorder(), pytest.fail)
+    x = torch.randn(1, 3, *SIZES[0])
+    graphs(x)
+    first, last = (graphs(x).obj_logits.sum() for _ in range(2))
+    with pytest.raises(RuntimeError, match="must come before the next forward pass"):
+        first.backward()
+    last.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        last.backward()
+
+
+class Failing(CopyingRecorder):
+    """A recorder whose capture fails after it has run."""
+
+    def record(self, function):
+        super().record(function)
+        raise RuntimeError("operation not permitted when stream is capturing\nand more lines")
+
+
+def hooked(net):
+    net.sem_head.conv_sem.register_forward_hook(lambda *_: None)
+
+
+def random(net):
+    net.rpn_head.conv1 = nn.Sequential(net.rpn_head.conv1, nn.Dropout(0.0), nn.Dropout(0.1))
+
+
+def foreign(net):
+    net.body.backbone.extra = type("Extra", (nn.Identity,), {"__module__": "timm.layers"})()
+
+
+@pytest.mark.parametrize(
+    ("change", "recorder", "reason"),
+    [
+        (hooked, CopyingRecorder, "sem_head.conv_sem has hooks"),
+        (random, CopyingRecorder, "rpn_head.conv1.2 is random"),
+        (foreign, CopyingRecorder, "body.backbone.extra is a layer of timm"),
+        (lambda net: None, Failing, "operation not permitted when stream is capturing"),
+    ],
+)
+def test_what_cannot_be_recorded_runs_without(change, recorder, reason):
+    """With one line in the log, and unchanged numbers."""
+    found = []
+    for graphs in (None, recorder()):
+        torch.manual_seed(1)
+        training = Training(graphs, mode="bn")
+        change(training.module.net)
+        found.append([training.step(toy_batch(SIZES[0])) for _ in range(3)])
+    # dropout is random
+    if change is not random:
+        assert_equal(found[1][-1], found[0][-1])
+    assert training.said == [f"[general] cuda_graphs: the network runs without CUDA graphs: {reason}"]
+
+
+def test_norms_of_several_processes_run_without(monkeypatch):
+    net, said = narrow_module(mode="syncbn").train().net, []
+    graphs, x = TrainingGraphs(net, CopyingRecorder(), said.append), torch.randn(1, 3, *SIZES[0])
+    with monkeypatch.context() as patched:
+        graphs(x)
+        patched.setattr("seamseg.training.graphs.synchronised_over", lambda group: norm)
+        graphs(x)
+    assert [line.rpartition(": ")[2] for line in said] == [
+        "body.backbone.mod1.bn1 exchanges statistics with other processes"
+    ]
+
+
+def test_on_a_cpu_and_for_other_networks_a_line_says_so():
+    module, said = narrow_module(), []
+    use_cuda_graphs(module.net, torch.device("cpu"), said.append)
+    with mock.patch.object(type(module.net), "dense_parts", ()):
+        use_cuda_graphs(module.net, torch.device("cuda"), said.append)
+    assert module.net.run_in_training is None
+    assert [line.rpartition(": ")[2] for line in said] == ["the device is cpu", "it is not made of body and heads"]
+
+
+def test_one_stream_and_one_pool(monkeypatch):
+    """As far as mocks of the calls of `torch.cuda` can tell."""
+    names = ("Stream", "CUDAGraph", "graph", "stream", "current_stream")
+    cuda = {name: mock.MagicMock() for name in names}
+    for name, fake in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    net = narrow_module().train().net
+    graphs = TrainingGraphs(net, CudaRecorder(torch.device("cuda")), pytest.fail)
+    for _ in range(2):
+        for size in SIZES[:2]:
+            graphs(torch.randn(1, 3, *size))
+    captures = [call.kwargs for call in cuda["graph"].call_args_list]
+    assert [options["pool"] is None for options in captures] == [True, False, False, False]
+    assert {options["capture_error_mode"] for options in captures} == {"thread_local"}
+    stream = cuda["Stream"].return_value
+    assert all(options["stream"] is stream for options in captures)
+    assert {call.args for call in cuda["stream"].call_args_list} == {(stream,)}
+    # forward only: there was no backward pass
+    assert cuda["CUDAGraph"].return_value.replay.call_count == 2
+
+
+@pytest.mark.slow
+def test_operators_outside_of_the_graphs():
+    torch.manual_seed(0)
+    overrides = ["general.precision=bf16", "roi.num_samples=16", "roi.fixed_samples=yes"]
+    config = load_config("vistas_r50", overrides=overrides)
+    module = build_training_module(config, 2, 3).train()
+    module.net.run_in_training = TrainingGraphs(module.net, CopyingRecorder(), pytest.fail)
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
+    batch, rates = toy_batch((64, 96)).with_target_info(), [0.0] * len(optimizer.param_groups)
+    for _ in range(2):
+        stepper([batch], rates)
+    with Launches() as launches:
+        stepper([batch], rates)
+    assert launches.names.total() <= 640, launches.names.most_common(20)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("overrides", [(), ("general.precision=bf16", "general.checkpoint_body=yes")])
+def test_recorded_on_a_gpu(overrides):
+    """For several sizes in turns and two batches a step; a library may choose another algorithm."""
+    world, found = World(device=torch.device("cuda")), []
+    for graphs in (None, CudaRecorder(world.device)):
+        torch.manual_seed(1)
+        training = Training(None, "roi.fixed_samples=yes", *overrides)
+        module = training.module.to(world.device)
+        if graphs is not None:
+            module.net.run_in_training = TrainingGraphs(module.net, graphs, pytest.fail)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+        training.stepper = Stepper(training.stepper.options, module, optimizer, world)
+        batches = [toy_batch(SIZES[number % 3]).to(world.device) for number in range(9)]
+        found.append([training.step(batch, batch) for batch in batches])
+    for plain, recorded in zip(*found):
+        for name in ("obj_loss", "sem_loss", "net.body.backbone.mod1.bn1.running_mean"):
+            torch.testing.assert_close(recorded[name], plain[name], rtol=0.05, atol=1e-3)
