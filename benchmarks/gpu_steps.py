@@ -229,7 +229,7 @@ def throughput(
 
 def profile(machine: Machine, seconds: float) -> dict[str, Any]:
     """List the kernels of a training step and of a prediction, and how busy they keep the GPU."""
-    step = partial(train_step, machine, more=("--rounds", "1", "--profile"))
+    step = partial(train_step, machine, sides=("eager", "graphed"), more=("--rounds", "1", "--profile"))
     predict = partial(throughput, machine, variants=("graphs",), more=("--rounds", "3", "--photos", "60", "--profile"))
     return parts({"train_step": step, "throughput": predict}, seconds)
 
@@ -296,7 +296,7 @@ _ALL = (
         "training step",
         1,
         _TRAINING,
-        partial(train_step, sides=("eager", "eager_checkpointed")),
+        partial(train_step, sides=("eager", "graphed", "eager_checkpointed")),
         ("train_step",),
         _PACKAGE,
     ),

@@ -28,9 +28,9 @@ STATE = [
     ),
     ("the golden network in fp32, bf16, fp16 (`golden.py`)", "-", "fp32 and bf16 on the CPU", "parity"),
     (
-        "`train_step.py`: bf16, channels last, checkpointed, uploads on a stream of their own",
+        "`train_step.py`: bf16, channels last, CUDA graphs, checkpointed, uploads on a stream of their own",
         "-",
-        "on the CPU",
+        "on the CPU; graphs with a stand-in that copies and runs",
         "train_step",
     ),
     (

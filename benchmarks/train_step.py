@@ -4,17 +4,17 @@
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
 
 plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled,
-a fixed number of samples. eager: fast without the compiler. checkpointed: body and pyramid computed a second time
-instead of kept. Each side takes turns with plain; medians are printed. A side that fails does not stop the
-others; the exit code is then 1.
+a fixed number of samples. eager: fast without the compiler. graphed: eager with CUDA graphs (on the CPU: without).
+checkpointed: body and pyramid computed a second time instead of kept. Each side takes turns with plain; medians are
+printed. A side that fails does not stop the others; the exit code is then 1.
 
 A step is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in
 page-locked memory, as a loader gives it; plain uploads it when the step begins, the others as the trainer does, on a
 stream of its own during the step before. The peak is that of the allocator in one more step, above what stands before
-it: weights, momenta and the batches that wait (benchmarks/memory.py). FLOPs are those of matrix products and
-convolutions of the plain step, counted by torch, so that work done twice does not make a side look faster; the ceiling
-is a large product of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the image is noise with
-rectangles on it.
+it: weights, momenta and the batches that wait (benchmarks/memory.py), and what CUDA graphs reserve. FLOPs are those of
+matrix products and convolutions of the plain step, counted by torch, so that work done twice does not make a side look
+faster; the ceiling is a large product of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the
+image is noise with rectangles on it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.graphs import use_cuda_graphs
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
@@ -55,6 +56,7 @@ SIDES = {
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
 }
 SIDES["eager"] = tuple(option for option in SIDES["fast"] if option != "compile=yes")
+SIDES["graphed"] = (*SIDES["eager"], "cuda_graphs=yes")
 SIDES["eager_checkpointed"] = (*SIDES["eager"], "checkpoint_body=yes")
 SIDES["checkpointed"] = (*SIDES["fast"], "checkpoint_body=yes")
 
@@ -64,6 +66,7 @@ class Side:
     """One way to train, and what was measured of it."""
 
     name: str
+    net: Any
     step: Callable[[], None]
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
@@ -78,6 +81,8 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
     if config.general.compile:
         compile_network(module.net, world, TextLog(None).warning)
+    if config.general.cuda_graphs:
+        use_cuda_graphs(module.net, world.device, TextLog(None).warning)
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]
@@ -91,7 +96,7 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
         # the sides share the memory: none keeps more than weights and momenta while another runs
         optimizer.zero_grad(set_to_none=True)
 
-    return Side(name, step)
+    return Side(name, module.net, step)
 
 
 def flops_of(side: Side) -> float:
@@ -121,6 +126,14 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def reserved(device: torch.device) -> int:
+    """Return the bytes that torch holds of the GPU's memory and cannot give back."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
+
+
 def measure(side: Side, device: torch.device) -> None:
     """Measure one step."""
     wait(device)
@@ -133,9 +146,12 @@ def measure(side: Side, device: torch.device) -> None:
 def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
     """Warm up a side, measure it in turns with the plain one, and its memory."""
     counters.clear()
-    # compiling, and the choice of algorithms
-    for _ in range(2 if device.type == "cuda" else 1):
+    # compiling, the choice of algorithms, momenta; then the capture of graphs
+    side.step()
+    before = reserved(device)
+    if device.type == "cuda":
         side.step()
+    graphs = reserved(device) - before
     side.compiler["graphs"] = counters["stats"]["unique_graphs"]
     side.compiler["graph_breaks"] = sum(counters["graph_break"].values())
     plain.seconds = []
@@ -143,15 +159,17 @@ def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
         measure(plain, device)
         if side is not plain:
             measure(side, device)
-    side.peak = peak_bytes(side.step, device.type)
+    side.peak = graphs + peak_bytes(side.step, device.type)
 
 
 def row_of(side: Side, plain: Side, flops: float, top: float) -> dict[str, Any]:
     """Return the figures of a side that has been compared, and print them."""
     seconds, compiled = statistics.median(side.seconds), side.compiler["graphs"] > 0
-    wanted = "compile=yes" in SIDES[side.name]
+    graphs = getattr(side.net.run_in_training, "problem", "none") is None
+    lacks = [", not compiled"] if "compile=yes" in SIDES[side.name] and not compiled else []
+    lacks += [", not recorded"] if "cuda_graphs=yes" in SIDES[side.name] and not graphs else []
     row = {
-        "side": side.name if compiled or not wanted else f"{side.name}, not compiled",
+        "side": "".join([side.name, *lacks]),
         "seconds": seconds,
         "speed_ratio": statistics.median(plain.seconds) / seconds,
         "peak_mib": side.peak / 2**20,
