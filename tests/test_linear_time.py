@@ -21,8 +21,6 @@ import pytest
 from PIL import Image
 from support.source_files import brush
 
-from seamseg.checkpoints.class_table import ClassTable
-from seamseg.config.loader import config_from_string
 from seamseg.maps.evaluation.coco_ap import instances_of_map
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.matching import match_segments
@@ -59,27 +57,6 @@ LIST = json.dumps([{"id": 1, "name": "car"}, {"id": 2, "name": "person"}]).encod
 LISTED = parse_class_list(LIST, "classes.json")
 ENOUGH, MOST = 0.03, 2.5
 """Seconds of a measurement, and ratio of two."""
-
-
-def ini(make: Callable[[int], str]) -> Callable[[int, Path], Callable[[], object]]:
-    """Read INI text as a configuration, a class list and a class table."""
-
-    def prepare(n: int, folder: Path) -> Callable[[], object]:
-        text = make(n)
-        (folder / "table.ini").write_text(text)
-
-        def read() -> None:
-            for reader in (
-                lambda: config_from_string(text),
-                lambda: parse_class_list(text.encode(), "classes.ini"),
-                lambda: ClassTable(CLASSES, str(folder / "table.ini")).sources(CLASSES, "model"),
-            ):
-                with suppress(InputError):
-                    reader()
-
-        return read
-
-    return prepare
 
 
 def class_list(content: Callable[[int], object]) -> Callable[[int, Path], Callable[[], object]]:
@@ -424,8 +401,6 @@ class Case(NamedTuple):
 
 MIB = 1 << 20
 FAST = {
-    "INI: a key and blanks": Case(ini(lambda n: f"[general]\na{' ' * n}b"), 1 << 18, MIB - 16),
-    "INI: lines without a key": Case(ini(lambda n: "[general]\n" + "a\n" * n), 1 << 17, MIB // 2 - 8),
     "labelmap": Case(
         text(
             lambda n: "".join(f"c{k}:{k & 255},{k >> 8 & 255},{k >> 16}::\n" for k in range(n)),
@@ -440,14 +415,6 @@ SLOW = {
     "addresses of tasks": Case(addresses, 1 << 8, 1 << 20),
     "colours of segments": Case(colours, 1 << 9, 1 << 17),
     "similar names": Case(text(lambda n: "ab" * n, lambda name: did_you_mean(name, ["ba" * len(name)])), 1 << 8, MIB),
-    "INI: continued lines": Case(ini(lambda n: "[general]\na = 1\n" + " b\n" * n), 1 << 12, MIB // 3),
-    "INI: sections": Case(
-        ini(lambda n: "".join(f"[s{k}]\nid = {k}\nkind = stuff\n" for k in range(n))), 1 << 10, 1 << 15
-    ),
-    "INI: keys": Case(ini(lambda n: "[classes]\n" + "".join(f"k{k} = a\n" for k in range(n))), 1 << 11, 1 << 16),
-    "INI: comments": Case(ini(lambda n: "[classes]\n" + "# a\n" * n), 1 << 12, MIB // 4),
-    "INI: words": Case(ini(lambda n: "[classes]\nroad = " + "a, " * n), 1 << 12, MIB // 3),
-    "INI: blanks in a value": Case(ini(lambda n: f"[void]\nids = {' ' * n}b"), 1 << 12, MIB // 2),
     "class list: void values": Case(
         class_list(lambda n: {"categories": [{"id": 0, "name": "a"}], "void": list(range(1, n))}), 1 << 10, 1 << 17
     ),

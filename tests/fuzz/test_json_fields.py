@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz.targets import TARGETS, corpus, refusing, write_files
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.formats.coco_writer import encode_panoptic
 from seamseg.maps.formats.metadata import Metadata, class_infos, metadata_header, parse_metadata
@@ -29,10 +28,6 @@ from seamseg.maps.prepare.label_folders import prepare_folders
 from seamseg.maps.prepare.merge import read_rules
 from seamseg.maps.prepare.vistas import read_labels
 from seamseg.maps.report.build import find_evaluation, write_report
-from seamseg.predicting.folder import OutputFolder
-from seamseg.predicting.manifest import header
-from seamseg.predicting.source import Source
-from seamseg.predicting.writers import make_writers
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(1, 1, ["a", "b"], [(1, 2, 3), (4, 5, 6)], [7, 8])
@@ -92,29 +87,6 @@ def evaluation(root: Path) -> dict[str, tuple[Any, Read]]:
 
         found[name] = json.loads(good), read
     return found
-
-
-def manifest(root: Path) -> dict[str, tuple[Any, Read]]:
-    """A manifest of a run that goes on."""
-    out, source = root / "out", Source(root / "photos" / "1.png", "1", "1.png")
-    writers = make_writers(["coco", "cvat", "labelstudio"], out, CLASSES)
-    head = header("m", "0", {"format": "coco"})
-    result = Panoptic.of_map(RESULT, CLASSES)
-    records = [writer.write(source, None, None, result) for writer in writers]
-    line = {"name": "1", "source": "1.png", "relative": "1.png", "status": "ok", "stamp": source.stamp()}
-    line |= {"height": 6, "width": 8, "segments": {"a": 1}, "seconds": 0.1, "records": records, "empty": []}
-    line |= OutputFolder(out, writers, head).outputs_of(source)
-
-    def go_on(first: bytes, second: bytes) -> None:
-        (out / "predictions.jsonl").write_bytes(first + b"\n" + second + b"\n")
-        folder = OutputFolder(out, writers, head)
-        folder.begin([source], restart=False)
-        folder.finish()
-
-    return {
-        "line": (line, lambda data: go_on(as_json(head), data)),
-        "head": (head, lambda data: go_on(data, as_json(line))),
-    }
 
 
 def prepared(root: Path) -> dict[str, tuple[Any, Read]]:
@@ -180,7 +152,7 @@ def _metadata(content: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [evaluation, manifest, prepared, sources])
+@pytest.mark.parametrize("group", [evaluation, prepared, sources])
 def test_fields_of_any_type(group, tmp_path_factory):
     root = tmp_path_factory.mktemp("fields")
     write_files(root)

@@ -383,17 +383,13 @@ def test_cyclic_links(tree):
         ("", "IN is empty, is a variable not set"),
         (" ", "IN is empty"),
         (["", "a.jpg"], "IN is empty"),
+        ([], "`inputs` is empty: name images, videos"),
     ],
 )
 def test_missing_inputs(tmp_path, inputs, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message):
         find_sources(inputs.format(tmp_path) if isinstance(inputs, str) else inputs)
-
-
-def test_no_inputs():
-    with pytest.raises(InputError, match="`inputs` is empty: name images, videos"):
-        find_sources([])
 
 
 def test_photos_are_not_overwritten(tree):
@@ -405,15 +401,6 @@ def test_photos_are_not_overwritten(tree):
     OutputFolder(tree, [elsewhere], {}).check_names(sources)
     with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input image"):
         OutputFolder(tree, [above], {}).check_names(sources)
-
-
-def test_equal_names_are_refused():
-    sources = [Source(Path(f"in/{number}.jpg"), str(number), f"{number}.jpg") for number in (0, 1, 0)]
-    writer = SimpleNamespace(paths=lambda source: [Path("out") / f"{source.name}.jpg"])
-    folder = OutputFolder(Path("out"), [writer], {})
-    folder.check_names(sources[:2])
-    with pytest.raises(InputError, match="would both be written"):
-        folder.check_names(sources)
 
 
 def test_several_inputs(tree):

@@ -70,13 +70,8 @@ def test_greyscale(semantic_model, photos, seamseg_main):
         (("--min-area", "3"), "--min-area has no effect: the model is of kind semantic"),
     ],
 )
-def test_mistakes(semantic_model, photos, seamseg_main, capsys, words, message):
-    with narrow_body():
-        code = seamseg_main("predict", semantic_model, photos, photos / "out", "--device", "cpu", *words)
-    error = capsys.readouterr().err
-    assert code == 2
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
+def test_mistakes(semantic_model, photos, narrow, refused, words, message):
+    assert message in refused("predict", semantic_model, photos, photos / "out", "--device", "cpu", *words)
     assert not (photos / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""Run a command of the command line, with a small network, in a process that stops or dies at a chosen moment.
+"""Run a command of the command line, with a small network, in a process that stops or dies at a moment, or never.
 
 python -m support.training_that_dies MOMENT SIGNAL WORD...
 """
@@ -24,6 +24,7 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {
     "backward": (abn_module, "gradient_sums", 70),
     "validation": (PanopticScorer, "add", 1),
     "report": (reporter, "mean_over_processes", 2),
+    "never": (PanopticScorer, "add", 0),
 }
 
 
@@ -42,6 +43,8 @@ def after(calls: int, function: Callable[..., Any], number: int) -> Callable[...
 
 if __name__ == "__main__":
     moment, name, *words = sys.argv[1:]
+    # ignored in a background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     owner, function, calls = MOMENTS[moment]
     wrapped = after(calls, getattr(owner, function), getattr(signal, name))
     with narrow_body(), mock.patch.object(owner, function, wrapped):

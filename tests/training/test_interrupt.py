@@ -22,27 +22,16 @@ from seamseg.cli.main import main
 from seamseg.training.preemption import Preemption
 from seamseg.utils.distributed import World
 
-PROGRAM = """
-import signal, sys
-from support.micro import narrow_body
-from seamseg.cli.main import main
-
-if __name__ == "__main__":
-    # ignored in a background job
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with narrow_body():
-        sys.exit(main(sys.argv[1:]))
-"""
+PROGRAM = ("-m", "support.training_that_dies", "never", "SIGINT")
 """The command line with a small network."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, configuration and program of a training that takes hours."""
+    """A folder with data and configuration of a training that takes hours."""
     folder = tmp_path_factory.mktemp("interrupt")
     make_dataset(folder / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
     write_config(folder / "config.ini")
-    (folder / "train.py").write_text(PROGRAM)
     return folder
 
 
@@ -100,7 +89,7 @@ def test_ctrl_c_saves_a_snapshot_and_a_second_training_is_refused(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words, run = words_of(folder, "run"), folder / "run"
-    with started(str(folder / "train.py"), *words) as process:
+    with started(*PROGRAM, *words) as process:
         text = read_until(process.stderr, "  loss ")
         before = (run / "config.ini").stat().st_mtime_ns
         capfd.readouterr()
@@ -130,7 +119,7 @@ def test_a_second_ctrl_c_has_its_default_effect() -> None:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_ctrl_c_in_two_processes(folder: Path) -> None:
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(folder / "train.py"))
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *PROGRAM)
     with started(*command, *words_of(folder, "two")) as process:
         text = read_until(process.stderr, "  loss ")
         # a terminal signals the launcher only: each of its processes has a group of its own
@@ -159,7 +148,7 @@ def test_other_processes_end_when_one_is_lost(folder: Path, moment: str, number:
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     # the timeout of collective calls, long enough for a busy machine
     common["SEAMSEG_TIMEOUT_MINUTES"] = "0.34"
-    programs = [[str(folder / "train.py")]] * (size - 1) + [["-m", "support.training_that_dies", moment, number]]
+    programs = [PROGRAM] * (size - 1) + [(*PROGRAM[:2], moment, number)]
     with ExitStack() as stack:
         *others, last = (
             stack.enter_context(started(*program, *words, RANK=str(rank), LOCAL_RANK=str(rank), **common))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from support.micro import make_dataset, narrow_body
-from support.predictors import StandIn
+from support.predictors import RedCars
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -116,21 +116,19 @@ def test_snapshots_that_lack_parts(runs, micro, micro_config, tmp_path):
         train(micro_config, micro, tmp_path, "detection", pretrain=[f"sem_head:{detector}"])
 
 
-def test_what_is_refused(runs, micro, micro_config, tmp_path, seamseg_main, capsys):
+def test_what_is_refused(runs, micro, micro_config, tmp_path, refused):
     run = ("--log-dir", tmp_path / "run", "--device", "cpu", "--set", "general.kind=detection")
     stuff = make_dataset(tmp_path / "data", [0], [0])
     metadata = read_metadata(stuff / "metadata.bin")
     write_metadata(stuff / "metadata.bin", replace(metadata, num_stuff=3, num_thing=0))
-    assert seamseg_main("train", micro_config, stuff, *run) == 2
-    assert "the data set has 0 thing classes" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-    assert seamseg_main("evaluate", runs / "detection", micro, "--out", tmp_path / "out", "--device", "cpu") == 2
-    assert "is a model for detection; an evaluation folder holds panoptic maps" in capsys.readouterr().err
+    assert "the data set has 0 thing classes" in refused("train", micro_config, stuff, *run)
+    said = refused("evaluate", runs / "detection", micro, "--out", tmp_path / "out", "--device", "cpu")
+    assert "is a model for detection; an evaluation folder holds panoptic maps" in said
     assert not (tmp_path / "out").exists()
 
 
-class Finder(StandIn):
-    """Finds the red cars of an image in one box, and nothing in the images of `blind`."""
+class Finder(RedCars):
+    """Finds nothing in the images of `blind`."""
 
     kind = "detection"
 
@@ -140,19 +138,12 @@ class Finder(StandIn):
         self.masks = masks
         self.count = -1
 
-    def predict(self, images, least_score=0.0):
-        return [self.found(image) for image in images]
-
     def found(self, image):
         self.count += 1
-        red = image[0] > image[1] + 1
-        rows, columns = (torch.nonzero(red.any(dim)).flatten() for dim in (1, 0))
-        found = len(rows) > 0 and self.count not in self.blind
-        boxes = torch.zeros(0, 4)
-        if found:
-            boxes = torch.tensor([[float(v) for v in (rows[0], columns[0], rows[-1] + 1, columns[-1] + 1)]])
+        boxes = self.boxes(image)[: self.count not in self.blind]
         logits = torch.full((len(boxes), 28, 28), 9.0) if self.masks else None
-        return Prediction(boxes, torch.zeros(len(boxes)).long(), torch.ones(len(boxes)), logits, None, tuple(red.shape))
+        size = tuple(image.shape[1:])
+        return Prediction(boxes, torch.zeros(len(boxes)).long(), torch.ones(len(boxes)), logits, None, size)
 
 
 @pytest.mark.parametrize("kind", ["detection", "instance_seg"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.interruptions import spoiled_image
 from support.micro import TENSORBOARD, make_dataset, narrow_body, write_config
-from support.predictors import StandIn
+from support.predictors import RedCars
 from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -34,26 +34,16 @@ pytestmark = pytest.mark.distributed
 AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch_size=1")
 
 
-class Eye(StandIn):
-    """A network that detects the red cars, in one box, and a second one that is often wrong."""
+class Eye(RedCars):
+    """Detects also a car that is often wrong."""
 
-    def predict(self, images, least_score=0.0):
-        return [self._seen(image) for image in images]
-
-    @staticmethod
-    def _seen(image):
-        red = image[0] > image[1] + 1
-        size = tuple(red.shape)
-        rows, columns = (torch.nonzero(red.any(dim)).flatten() for dim in (1, 0))
-        boxes = torch.tensor([[20.0, 10.0, 40.0, 36.0]])
-        if len(rows):
-            box = [float(v) for v in (rows[0], columns[0], rows[-1] + 1, columns[-1] + 1)]
-            boxes = torch.cat([torch.tensor([box]), boxes])
+    def found(self, image):
+        boxes = torch.cat([self.boxes(image), torch.tensor([[20.0, 10.0, 40.0, 36.0]])])
         # equal scores, too: the order of the images decides
         scores = torch.tensor([0.8, 0.5][-len(boxes) :])
         logits = torch.full((len(boxes), 28, 28), 9.0)
         classes = torch.zeros(len(boxes), dtype=torch.long)
-        return Prediction(boxes, classes, scores, logits, (~red).long(), size)
+        return Prediction(boxes, classes, scores, logits, (~self.red(image)).long(), tuple(image.shape[1:]))
 
 
 def seen(folder: Path, world: World) -> dict:
@@ -108,7 +98,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     """Run all cases in the same two processes: starting them takes longer than all cases together."""
     with trainings(rank, join, folder) as train:
         train("mixed", *AP, TENSORBOARD)
-        train("resumed", resume=folder / "half.tar")
+        train("resumed", *AP, resume=folder / "half.tar")
         train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
         with pytest.raises(SeamsegError) as stopped, spoiled_image("train4", math.nan):
             train("poisoned", config="bn.ini")

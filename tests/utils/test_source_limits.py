@@ -21,10 +21,12 @@ from support.bombs import MIB, refusals, state_sizes, zeros_zip
 from support.png_streams import rgb_png
 
 import seamseg
+from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config.loader import load_config
 from seamseg.maps.formats.cityscapes.labels import read_map
 from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_image, open_mask
 from seamseg.maps.prepare.archives import ArchiveMember, SourceTree
 from seamseg.maps.prepare.class_file import read_class_list
@@ -65,6 +67,7 @@ from seamseg.maps.images import open_image
 from seamseg.maps.prepare.archives import SourceTree, read_file
 from seamseg.maps.prepare.panoptic import load_json
 from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.formats.metadata import Metadata
 """
     for (call, expected), (message, growth) in zip(cases.items(), refusals(setup, "load_json(Path('x'))", list(cases))):
         assert expected in message, (call, message)
@@ -149,6 +152,8 @@ LONG = 1_000_000
         "[a]\n" + "a" * LONG + " = 1",
         "[a]\na = " + " " * LONG + "b",
         "[a]\n" + "a = 1\n a\n" * (LONG // 10),
+        "[classes]\n" + "# a\n" * (LONG // 4),
+        "[classes]\nroad = " + "a, " * (LONG // 3),
         "[" * LONG,
         "[a]\n" + "".join(f"k{number}=1\n" for number in range(LONG // 50)),
         "".join(f"[s{number}]\n" for number in range(LONG // 50)),
@@ -156,7 +161,8 @@ LONG = 1_000_000
 )
 def test_ini_files_take_linear_time(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.ini").write_text(text)
-    for read in (load_config, read_class_list):
+    classes = Metadata(1, 1, ["road", "car"], [(0, 0, 0)] * 2, [0, 1])
+    for read in (load_config, read_class_list, lambda path: ClassTable(classes, str(path)).sources(classes, "model")):
         start = time.process_time()
         with pytest.raises(InputError) as error:
             read(tmp_path / "x.ini")

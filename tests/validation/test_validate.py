@@ -176,15 +176,6 @@ def test_scores_are_those_of_the_files_of_predict(micro, micro_run, tmp_path, op
         assert of_model[key] == pytest.approx(of_files[key], abs=1e-6), key
 
 
-def test_options_change_the_scores(micro, micro_run, tmp_path, seamseg_main):
-    found = []
-    for options in ([], ["--score-threshold", "0.99", "--min-area", "100000"]):
-        words = ["--device", "cpu", "--quiet", "--json", tmp_path / "m.json", *options]
-        assert seamseg_main("evaluate", micro_run, micro, *words) == 0
-        found.append(json.loads((tmp_path / "m.json").read_text())["PQ"])
-    assert found[0] > found[1] == 0
-
-
 # --- semantic networks
 
 

@@ -14,7 +14,6 @@ from seamseg.models.heads.rpn import (
     ProposalGenerator,
     RPNHead,
     RPNOutputs,
-    best_scores,
     rpn_losses,
 )
 from seamseg.ops.norm import InPlaceABN
@@ -164,10 +163,3 @@ def test_without_a_limit_all_proposals_are_kept(limit):
     generator = ProposalGenerator(rpn(min_size=0, num_pre_nms_val=limit, num_post_nms_val=limit))
     (boxes,) = generator(torch.arange(5.0)[None], torch.zeros(1, 5, 4), anchors, [(200, 200)], training=False)
     assert boxes.tolist() == anchors.flip(0).tolist()
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 20, 100])
-def test_best_scores_are_the_head_of_a_stable_sort(count):
-    scores = torch.randint(0, 5, (50,), generator=torch.Generator().manual_seed(0)).float()
-    wanted = torch.argsort(scores, descending=True, stable=True)
-    assert best_scores(scores, count).tolist() == wanted[: count or None].tolist()
