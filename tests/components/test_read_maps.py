@@ -142,6 +142,6 @@ def test_the_metric_of_the_page(options, data, file, tmp_path):
     scores = run_training(options("run", *overrides)).validation
     error = scores.metrics["depth_error"]
     assert 0 < error < 10
-    assert scores.best == error
+    assert scores.selection.value == error
     given = {"general.components": file}
     assert seamseg.evaluate(tmp_path / "run", data, device="cpu", overrides=given).metrics["depth_error"] > 0

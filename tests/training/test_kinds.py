@@ -156,16 +156,16 @@ def test_every_image_counts_but_not_in_legacy_scores(micro_config, tmp_path, kin
         return Validator.open(single, "val", config, World(), legacy, quiet=True)(Finder(blind, masks))
 
     whole = scores((), False)
-    assert whole.best > 0.8
+    assert whole.selection.value > 0.8
     validator = Validator.open(single, "val", config, World(), quiet=True)
-    assert replace(validator, least_score=1.0)(Finder((), masks)).best == 0
+    assert replace(validator, least_score=1.0)(Finder((), masks)).selection.value == 0
     assert list(whole.maps) == ["det_map", "msk_map"][: 1 + masks]
     missed = scores([1], False)
-    assert missed.best == pytest.approx(whole.best * 2 / 3, abs=0.03)
-    assert scores([1], True).best == pytest.approx(whole.best, abs=0.03)
+    assert missed.selection.value == pytest.approx(whole.selection.value * 2 / 3, abs=0.03)
+    assert scores([1], True).selection.value == pytest.approx(whole.selection.value, abs=0.03)
     for legacy in (False, True):
         nothing = scores(range(3), legacy)
-        assert nothing.best == 0
+        assert nothing.selection.value == 0
         assert math.isnan(nothing.maps["det_map"]) == legacy
         assert nothing.to_json()["det_map"] == (None if legacy else 0)
         assert "val/det_map" not in nothing.scalars() or not legacy

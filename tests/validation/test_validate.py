@@ -92,10 +92,10 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
     assert scores.n_images == 3
     assert net.modes == [False, False]
     assert net.training
-    assert scores.best == scores.PQ
+    assert scores.selection.value == scores.PQ
     separate = replace(config, general=replace(config.general, eval_mode="separate"))
-    assert replace(validator, config=separate)(net).best == scores.mIoU
-    assert replace(scores, PQ=math.nan).best == 0.0
+    assert replace(validator, config=separate)(net).selection.value == scores.mIoU
+    assert replace(scores, PQ=math.nan).selection.value == 0.0
 
 
 def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
@@ -206,7 +206,7 @@ def test_iou_of_a_semantic_network_at_native_size(micro):
     assert [c.IoU for c in scores.per_class] == pytest.approx(iou.tolist())
     assert scores.mIoU == pytest.approx(iou.mean())
     assert scores.accuracy == pytest.approx(np.diag(counts).sum() / counts.sum())
-    assert scores.best == scores.mIoU
+    assert scores.selection.value == scores.mIoU
     assert scores.n_images == 3
     assert "human" not in scores.table()
     assert json.loads(json.dumps(scores.to_json()))["per_class"]["car"]["IoU"] == pytest.approx(iou[2])
