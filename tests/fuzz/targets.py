@@ -21,7 +21,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +36,6 @@ from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.record import MapFiles
 from seamseg.maps.formats import id_png
 from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
-from seamseg.maps.formats.cityscapes.labels import read_map
 from seamseg.maps.formats.id_png import read_id_runs
 from seamseg.maps.formats.metadata import pack_metadata, parse_metadata
 from seamseg.maps.idmaps import library
@@ -175,7 +173,7 @@ def image(data: bytes, folder: Path) -> None:
         if opened.width * opened.height > MOST_PIXELS:
             return
     path = _written(folder / "a.png", data)
-    for read in (read_id_runs, partial(read_map, what="map"), open_mask, open_image, image_size):
+    for read in (read_id_runs, open_mask, open_image, image_size):
         with refusing():
             read(path)
 

@@ -23,7 +23,6 @@ from support.png_streams import rgb_png
 import seamseg
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config.loader import load_config
-from seamseg.maps.formats.cityscapes.labels import read_map
 from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.formats.metadata import Metadata
@@ -206,7 +205,7 @@ def test_polygons_far_away(far: float) -> None:
 def test_formats_that_run_programs_or_decode_before_limits(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.png"
     Image.new("L", (16, 16)).save(path, kind)
-    for read in (open_image, open_mask, image_size, read_id_png, lambda path: read_map(path, "maps")):
+    for read in (open_image, open_mask, image_size, read_id_png):
         with pytest.raises(InputError, match=r"not an image|cannot identify"):
             read(path)
 

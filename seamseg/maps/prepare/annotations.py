@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from seamseg.maps.evaluation.coco_ap import instances_of_map
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.idmaps.id_runs import Runs, box_of_runs, runs_by_id
+from seamseg.maps.idmaps.id_runs import Runs, runs_by_id
 from seamseg.utils.files import replacing
 
 
@@ -20,27 +21,25 @@ def thing_annotations(
 ) -> list[dict[str, Any]]:
     """Return the annotations of the things of an image, including crowds, by increasing id.
 
-    `ids` are `L x H x W`, 0 void; layers hold different ids, and ids without pixels are omitted. All instances are
-    encoded from the runs of equal ids along the columns, computed once per image. `segmentation` is a compressed RLE
-    with its counts as text.
+    `ids` are `L x H x W`, 0 void; ids without pixels are omitted. `segmentation` is a compressed RLE with its counts as
+    text.
     """
     height, width = ids.shape[-2:]
-    found: dict[int, dict[str, Any]] = {}
-    for layer in ids:
-        for instance, (start, length) in runs_by_id(layer.T).items():
-            category = cat[instance]
-            if not classes.is_thing(category):
-                continue
-            found[instance] = {
-                "category_id": category,
-                "iscrowd": int(iscrowd[instance]),
-                "area": int(length.sum()),
-                "bbox": [float(side) for side in box_of_runs(start, length, height)],
-                "segmentation": _rle(start, length, height, width),
+    found = []
+    for thing in instances_of_map(ids, cat, iscrowd, classes.num_stuff, classes.num_classes):
+        rle = {"size": [height, width], "counts": thing.counts}
+        found.append(
+            {
+                "category_id": thing.category + classes.num_stuff,
+                "iscrowd": int(thing.iscrowd),
+                "area": int(coco_mask.area(rle)),
+                "bbox": [float(side) for side in thing.box],
+                "segmentation": {**rle, "counts": (thing.counts or b"").decode("ascii")},
                 "width": width,
                 "height": height,
             }
-    return [found[instance] for instance in sorted(found)]
+        )
+    return found
 
 
 def mask_runs(mask: np.ndarray) -> Runs:
@@ -77,18 +76,6 @@ def decode_rle(counts: bytes | str | Sequence[int], pixels: int) -> Runs:
     end = np.cumsum(values)[1::2]
     length = values[1::2]
     return (end - length)[length > 0], length[length > 0]
-
-
-def _rle(start: np.ndarray, length: np.ndarray, height: int, width: int) -> dict[str, Any]:
-    end = start + length
-    counts = np.empty(2 * len(start) + 1, dtype=np.int64)
-    counts[0] = start[0]
-    counts[1::2] = length
-    counts[2:-1:2] = start[1:] - end[:-1]
-    counts[-1] = height * width - end[-1]
-    kept = counts if counts[-1] else counts[:-1]
-    rle = coco_mask.frPyObjects({"counts": kept.tolist(), "size": [height, width]}, height, width)
-    return {"size": [height, width], "counts": rle["counts"].decode("ascii")}
 
 
 def write_coco_json(path: Path, classes: Metadata, images: Iterable[Mapping[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from seamseg.maps.evaluation.segments import flatten_layers
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image
@@ -82,10 +83,7 @@ def draw_tile(
     height, width = (max(1, round(side * scale)) for side in info.size)
     rows = (np.arange(height) * info.size[0] // height)[:, None]
     columns = np.arange(width) * info.size[1] // width
-    small = layers[:, rows, columns]
-    ids = small[0].copy()
-    for layer in small[1:]:
-        np.copyto(ids, layer, where=ids == 0)
+    ids = flatten_layers(layers[:, rows, columns])
     palette = np.zeros((VOID + 1, 3), dtype=np.float32)
     palette[: classes.num_classes] = classes.palette
     category = np.asarray(info.cat)[ids]

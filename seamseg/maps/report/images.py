@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from seamseg.maps.evaluation.record import MAPS, Evaluation, ImageRecord, SegmentRecord
-from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.formats.id_png import MAX_ID, read_id_png
+from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.maps.images import open_reduced
 from seamseg.utils.errors import InputError
@@ -113,17 +114,8 @@ def _indices(path: Path, segments: list[SegmentRecord], image: ImageRecord, shap
             f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were evaluated; "
             "evaluate again with `seamseg evaluate --out`"
         )
-    return _renumbered(resize_nearest(ids, shape), [s.id for s in segments])
-
-
-def _renumbered(ids: np.ndarray, known: list[int]) -> np.ndarray:
-    """Replace each id by its position in `known`, from 1; 0 for other ids."""
-    if not known:
-        return np.zeros(ids.shape, np.int64)
-    order = np.argsort(known)
-    ranked = np.asarray(known, np.int64)[order]
-    at = np.minimum(np.searchsorted(ranked, ids), len(ranked) - 1)
-    return np.where(ranked[at] == ids, order[at] + 1, 0)
+    positions = [(s.id, k) for k, s in enumerate(segments, start=1) if 0 <= s.id <= MAX_ID]
+    return look_up(resize_nearest(ids, shape), positions, np.int32)
 
 
 def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[list[Any]]:

@@ -132,10 +132,7 @@ def short_name(name: str) -> str:
 
 def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     """Return a font that is readable on an image of `(height, width)`."""
-    try:
-        return ImageFont.load_default(max(10, round(min(size) / 45)))
-    except (TypeError, ImportError):  # Pillow < 10.1, or built without FreeType: one small size
-        return ImageFont.load_default()
+    return ImageFont.load_default(max(10, round(min(size) / 45)))
 
 
 def draw_boxes(

@@ -21,7 +21,6 @@ from seamseg.maps.formats.cityscapes.labels import (
     LABELS,
     LICENSE_PLATES,
     label_of_instance,
-    read_map,
 )
 from seamseg.maps.formats.cityscapes.layout import (
     CityscapesFrame,
@@ -32,6 +31,7 @@ from seamseg.maps.formats.cityscapes.layout import (
 )
 from seamseg.maps.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.maps.idmaps.histogram import joint_histogram
+from seamseg.maps.images import open_mask
 from seamseg.maps.panoptic_map import VOID_ID, ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden
@@ -106,18 +106,18 @@ def evaluate_cityscapes(
 
 def _compare(frame: CityscapesFrame, results: Results, instance: InstanceLevel | None) -> _ComparedFrame:
     """Check the files of a frame, and count the overlaps of its instances and segments."""
-    instance_ids = read_map(frame.instance_ids, "ground truth instanceIds")
+    instance_ids = open_mask(frame.instance_ids)
     matches = panoptic = None
     if results.pixel is not None or results.instance is not None:
         _check_instances(instance_ids, frame.instance_ids)
     if results.pixel is not None:
         path = results.pixel[frame.stem]
-        label_ids = read_map(frame.label_ids, "ground truth labelIds")
+        label_ids = open_mask(frame.label_ids)
         if label_ids.shape != instance_ids.shape:
             raise InputError(f"{frame.label_ids}: differs in size from {frame.instance_ids.name}")
         _check_labels(label_ids, frame.label_ids, "")
         check_png_size(label_ids.shape, path)
-        predicted = read_map(path, "predicted label ids")
+        predicted = open_mask(path)
         check_sizes(label_ids.shape, predicted.shape, path)
         _check_labels(predicted, path, "; predictions have the label ids 0 to 33 (7 road ... 33 bicycle), 0 for none")
     if results.instance is not None and instance is not None:

@@ -1,16 +1,13 @@
-"""The labels of Cityscapes: 34 labels in 8 categories, of which 19 are evaluated; reading of label maps."""
+"""The labels of Cityscapes: 34 labels in 8 categories, of which 19 are evaluated."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
-from seamseg.utils.image_memory import MASK_BYTES, memory_of
-from seamseg.utils.limits import open_pillow, reading_image
 
 IGNORED = 255
 """`train_id` of labels that are not evaluated."""
@@ -96,25 +93,6 @@ def cityscapes_classes() -> Metadata:
         palette=[label.color for label in EVALUATED],
         original_ids=[label.id for label in EVALUATED],
     )
-
-
-_HIGHEST = 0xFFFF
-_MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I")
-
-
-def read_map(path: Path, what: str) -> np.ndarray:
-    """Read an image of one channel, whose palette is ignored, as `H x W` uint8, uint16 or int32."""
-    with (
-        reading_image(path, f"no such file ({what})", f"not a readable image ({what})"),
-        open_pillow(path) as image,
-        memory_of(image, path, MASK_BYTES),
-    ):
-        if image.mode not in _MODES:
-            raise InputError(f"{path}: {what} must have one channel, but the mode is {image.mode}")
-        values = np.array(image)
-    if values.dtype == np.int32 and values.size and not 0 <= values.min() <= values.max() <= _HIGHEST:
-        raise InputError(f"{path}: {what} must be values of at most 16 bits")
-    return values.astype(np.uint8) if values.dtype == bool else values
 
 
 def label_of_instance(values: np.ndarray, path: object) -> np.ndarray:
