@@ -7,17 +7,16 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import numpy as np
-from PIL import Image
 
-from seamseg.maps import images
-from seamseg.maps.images import image_size, open_image, open_mask
+from seamseg.maps.images import image_size, open_mask
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path, read_bytes
 from seamseg.utils.image_memory import turn_of
@@ -32,6 +31,7 @@ from seamseg.utils.limits import (
     packed_size,
 )
 
+T = TypeVar("T")
 _STORED, _DEFLATED, _TAR = 0, 8, -1
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _PATH_FOLDERS = 64
@@ -285,37 +285,19 @@ def fingerprint(file: File) -> list[int]:
     return [file.size, file.crc, file.archive.stat().st_mtime_ns]
 
 
-@contextmanager
-def _content_of(file: File) -> Iterator[tuple[Path, bytes | None]]:
-    """Yield the arguments of readers of images: a path and its content, None for a file; one large one at a time."""
+def decoded(file: File, read: Callable[[Path, bytes | None], T]) -> T:
+    """Return what a reader of :mod:`seamseg.maps.images` makes of a file; of large ones in archives one at a time."""
     if isinstance(file, Path):
-        yield file, None
-        return
+        return read(file, None)
     with turn_of(file.size):
-        yield Path(str(file)), file.read_bytes()
+        return read(Path(str(file)), file.read_bytes())
 
 
 def size_of(file: File) -> tuple[int, int]:
     """Return `(height, width)` of an image, see :func:`seamseg.maps.images.image_size`."""
-    with _content_of(file) as content:
-        return image_size(*content)
-
-
-def has_frames(file: File) -> bool:
-    """Return whether an image has several frames, see :func:`seamseg.maps.images.has_frames`."""
-    if file.suffix.lower() in (".jpg", ".jpeg"):  # cannot, and most images are such
-        return False
-    with _content_of(file) as content:
-        return images.has_frames(*content)
-
-
-def read_image(file: File) -> Image.Image:
-    """Read an image as 8-bit RGB, see :func:`seamseg.maps.images.open_image`."""
-    with _content_of(file) as content:
-        return open_image(*content)
+    return decoded(file, image_size)
 
 
 def read_map(file: File) -> np.ndarray:
     """Read an integer image as `H x W` int32, see :func:`seamseg.maps.images.open_mask`."""
-    with _content_of(file) as content:
-        return open_mask(*content)
+    return decoded(file, open_mask)

@@ -25,7 +25,7 @@ from PIL import Image
 
 from seamseg.maps.folder import IMAGE_EXTENSIONS
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
-from seamseg.maps.images import open_image
+from seamseg.maps.images import has_frames, open_image
 from seamseg.maps.prepare.account import (
     FURTHER_FRAMES,
     Journal,
@@ -35,7 +35,7 @@ from seamseg.maps.prepare.account import (
     write_accounts,
 )
 from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
-from seamseg.maps.prepare.archives import File, fingerprint, has_frames, read_file, read_image, size_of
+from seamseg.maps.prepare.archives import File, decoded, fingerprint, read_file, size_of
 from seamseg.maps.prepare.class_file import background_class
 from seamseg.maps.prepare.pairs import Instances, is_image
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
@@ -57,6 +57,7 @@ from seamseg.utils.process_settings import return_memory
 from seamseg.utils.progress import ProgressCallback, no_progress
 
 _JOURNALS = ".prepare"
+_JPEG = (".jpg", ".jpeg")  # most images; they have no further frames
 _MOST_FAILED = 20
 
 
@@ -160,7 +161,7 @@ class DatasetWriter:
         if isinstance(photo, Path) and photo.samefile(path):
             return True
         if photo.suffix.lower() not in IMAGE_EXTENSIONS:
-            return np.array_equal(np.asarray(read_image(photo)), np.asarray(open_image(path)))
+            return np.array_equal(np.asarray(decoded(photo, open_image)), np.asarray(open_image(path)))
         return read_file(photo) == read_file(path)
 
     def shared_images(self, split: str) -> dict[str, tuple[int, int]]:
@@ -340,11 +341,12 @@ def _write_frame(
         if is_image(file.name):
             _check_size(file, size_of(file), frame.image, size)
     instances = read(frame)
-    further = ((FURTHER_FRAMES, str(frame.image)),) if has_frames(frame.image) else ()
+    extension = frame.image.suffix.lower()
+    several = extension not in _JPEG and decoded(frame.image, has_frames)
+    further = ((FURTHER_FRAMES, str(frame.image)),) if several else ()
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
     # a list of annotations may name maps without such an ending
     _check_size(frame.annotation, layers.shape[1:], frame.image, size)
-    extension = frame.image.suffix.lower()
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
     store_image(frame.image, refuse_links(root, root / photo), link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
@@ -409,7 +411,7 @@ def store_image(source: File, target: Path, link: Link) -> None:
     """Link or copy an image atomically; one that is not PNG or JPEG is stored as PNG."""
     with replacing(target) as temporary:
         if source.suffix.lower() not in IMAGE_EXTENSIONS:
-            read_image(source).save(temporary, format="PNG")
+            decoded(source, open_image).save(temporary, format="PNG")
         elif not isinstance(source, Path):
             with turn_of(source.size):
                 temporary.write_bytes(source.read_bytes())

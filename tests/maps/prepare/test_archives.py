@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from support.source_files import photo, picture, zip_of
 
-from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, fingerprint, read_image, read_map, size_of
+from seamseg.maps.images import open_image
+from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, decoded, fingerprint, read_map, size_of
 from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.utils.errors import InputError
 
@@ -51,7 +52,7 @@ def test_members(source, tmp_path, kind):
     assert pickle.loads(pickle.dumps(mask)) == mask
     assert (image.name, image.suffix) == ("x.png", ".png")
     assert size_of(image) == (8, 12)
-    assert np.asarray(read_image(image)).max() == 7
+    assert np.asarray(decoded(image, open_image)).max() == 7
     assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
     assert fingerprint(text) == fingerprint(found.file("top.txt")) != fingerprint(image)
     assert str(image).endswith(("all.zip/a/b/x.png", "all.tar/a/b/x.png"))

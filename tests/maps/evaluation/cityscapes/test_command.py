@@ -115,7 +115,10 @@ FAILURES = {
     "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
     "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is not a Cityscapes label id; predictions have"),
-    "broken image": (lambda tree: _first(tree, "pixel/*.png").write_bytes(b"\x89PNG"), "not an image, or not of a format"),
+    "broken image": (
+        lambda tree: _first(tree, "pixel/*.png").write_bytes(b"\x89PNG"),
+        "not an image, or not of a format",
+    ),
     "no number": (_write("masks/a.png car 0.5\n"), "line 1: 'car' is not a valid label id"),
     "no score": (_write("masks/a.png 26 nan\n"), "'nan' is not a valid confidence"),
     "no such label": (_write("masks/a.png 34 0.5\n"), "34 is not a Cityscapes label id"),
