@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seamseg.maps.evaluation.cityscapes.scores import InstanceClassScores, InstanceLevelScores, LabelScores, PixelScores
+from seamseg.maps.evaluation.panoptic_quality import check_png_size, check_sizes
 from seamseg.maps.evaluation.scores import mean
-from seamseg.maps.formats.cityscapes.labels import EVALUATED
-from seamseg.maps.formats.cityscapes.layout import CityscapesFrame
-from seamseg.utils.errors import require_packages
-from seamseg.utils.limits import reading_image
+from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
+from seamseg.maps.formats.cityscapes.labels import EVALUATED, LABEL_OF, LABELS
+from seamseg.maps.formats.cityscapes.layout import CityscapesFrame, predictions_by_frame
+from seamseg.maps.images import open_mask
+from seamseg.utils.errors import InputError, require_packages
+from seamseg.utils.limits import open_pillow, reading_image
 
 
 class _Tool:
@@ -35,17 +38,34 @@ class _Tool:
         self.n_images = 0
 
 
+def _check_labels(ids: np.ndarray, path: Path, hint: str) -> None:
+    if (highest := int(ids.max())) >= len(LABELS):
+        raise InputError(f"{path}: {highest} is not a Cityscapes label id{hint}")
+
+
 class PixelLevel(_Tool):
     """Pixel-level evaluation of a stream of frames; constant memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, frames: Sequence[CityscapesFrame]) -> None:
         super().__init__("evalPixelLevelSemanticLabeling")
+        self._files = predictions_by_frame(folder, ".png", frames)
         self._confusion = self.module.generateMatrix(self.args)
         self._instances = self.module.generateInstanceStats(self.args)
 
-    def add(self, frame: CityscapesFrame, predicted: Path) -> None:
-        """Add a frame and its predicted label ids, whose values and sizes are valid."""
-        files = str(predicted), str(frame.label_ids)
+    def read(self, frame: CityscapesFrame, instance_ids: np.ndarray) -> None:
+        """Check sizes and values of the label ids of a frame, and of those predicted; may run in any thread."""
+        path, label_ids = self._files[frame.stem], open_mask(frame.label_ids)
+        if label_ids.shape != instance_ids.shape:
+            raise InputError(f"{frame.label_ids}: differs in size from {frame.instance_ids.name}")
+        _check_labels(label_ids, frame.label_ids, "")
+        check_png_size(label_ids.shape, path)
+        predicted = open_mask(path)
+        check_sizes(label_ids.shape, predicted.shape, path)
+        _check_labels(predicted, path, "; predictions have the label ids 0 to 33 (7 road ... 33 bicycle), 0 for none")
+
+    def add(self, frame: CityscapesFrame, _: None) -> None:
+        """Add a frame that was read."""
+        files = str(self._files[frame.stem]), str(frame.label_ids)
         self.module.evaluatePair(*files, self._confusion, self._instances, {}, self.args)
         self.n_images += 1
 
@@ -67,22 +87,28 @@ class PixelLevel(_Tool):
 class InstanceLevel(_Tool):
     """Instance-level evaluation of a stream of frames; keeps the overlaps of all predictions."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, frames: Sequence[CityscapesFrame]) -> None:
         super().__init__("evalInstanceLevelSemanticLabeling")
+        self._root, self._files = root, predictions_by_frame(root / "instance", ".txt", frames)
         self.module.setInstanceLabels(self.args)
         self.args.predictionPath = str(root.absolute())
         self._names = list(self.args.instLabels)
         self._matches: dict[str, Any] = {}
 
-    def match(self, frame: CityscapesFrame, predicted: Path) -> Mapping[str, Any]:
-        """Return the overlaps of the masks of a text file with the instances of a frame; may run in any thread."""
-        truth = str(frame.instance_ids)
+    def read(self, frame: CityscapesFrame, instance_ids: np.ndarray) -> Mapping[str, Any]:
+        """Return the overlaps of the predicted masks with the instances of a frame; may run in any thread."""
+        truth, predicted = str(frame.instance_ids), self._files[frame.stem]
+        # before anything decodes them
+        for line in read_instance_list(predicted, self._root):
+            if LABEL_OF[line.label].evaluated and LABEL_OF[line.label].has_instances:
+                with reading_image(line.mask, "no such mask", "not a readable mask"), open_pillow(line.mask) as image:
+                    check_sizes(instance_ids.shape, (image.height, image.width), line.mask)
         with reading_image(predicted, "a mask is missing", "a mask is not readable"):
             instances = self.module.instances2dict([truth], False)
             found: Mapping[str, Any] = self.module.matchGtWithPreds([str(predicted)], [truth], instances, self.args)
         return found
 
-    def add(self, matches: Mapping[str, Any]) -> None:
+    def add(self, _: CityscapesFrame, matches: Mapping[str, Any]) -> None:
         """Add the overlaps of a frame."""
         self._matches |= matches
         self.n_images += 1
