@@ -33,6 +33,7 @@ from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.maps.formats.cvat import parse_labelmap
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.id_png import check_png, read_id_png
+from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.metrics_file import read_metrics
@@ -46,7 +47,6 @@ from seamseg.maps.prepare.convert import DEFAULTS
 from seamseg.maps.prepare.merge import merged_classes, read_rules
 from seamseg.maps.prepare.pairs import FilesByName
 from seamseg.maps.prepare.writer import SourceFrame
-from seamseg.maps.report.images import _renumbered
 from seamseg.predicting.find import find_sources
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import header
@@ -103,8 +103,8 @@ def yolo(n: int, folder: Path) -> Callable[[], object]:
 
 def polygons(make: Callable[[int], object]) -> Callable[[int, Path], Callable[[], object]]:
     def prepare(n: int, folder: Path) -> Callable[[], object]:
-        shape, frame = make(n), photo_frame(folder, "")
-        return lambda: coco_instances.decode_segmentation(shape, (512, 512), frame)
+        shape = make(n)
+        return lambda: coco_instances.decode_segmentation(shape, (512, 512), "a")
 
     return prepare
 
@@ -457,7 +457,7 @@ SLOW = {
     "metrics": Case(metrics, 1 << 10, 1 << 18),
     "records of images": Case(image_records, 1 << 8, 1 << 16),
     "ids of a report": Case(
-        text(lambda n: (np.arange(n).reshape(1, -1), list(range(n, 0, -1))), lambda a: _renumbered(*a)),
+        text(lambda n: (np.arange(n).reshape(1, -1), [(k, 1) for k in range(n)]), lambda a: look_up(*a, np.int32)),
         1 << 14,
         1 << 21,
     ),

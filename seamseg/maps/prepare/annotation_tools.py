@@ -282,7 +282,7 @@ def _decode(shape: bytes | list[list[float]], size: tuple[int, int], frame: Sour
     height, width = size
     if not isinstance(shape, bytes):
         corners = [value for x, y in shape for value in (x * width / 100, y * height / 100)]
-        return decode_segmentation([corners], size, frame)
+        return decode_segmentation([corners], size, f"{frame.image}: an invalid `segmentation` in its annotations")
     try:
         return mask_runs(label_studio.decode_brush(shape, size))
     except ValueError as error:

@@ -167,7 +167,7 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     def things() -> Iterator[Thing]:
         for a in annotations:
             where, item = f"{frame.image}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.image}"
-            runs = decode_segmentation(a.segmentation or [], size, frame, where)
+            runs = decode_segmentation(a.segmentation or [], size, where)
             if _has_shares(a.segmentation):
                 skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
             elif not len(runs[0]):
@@ -359,11 +359,8 @@ def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np
     return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
 
 
-def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceFrame, where: str = "") -> Runs:
-    """Decode polygons, RLE or compressed RLE for an image of `(height, width)`.
-
-    Invalid ones are an InputError with `where` in front, or else the image of the frame.
-    """
+def decode_segmentation(segmentation: Any, size: tuple[int, int], where: str) -> Runs:
+    """Decode polygons or (compressed) RLE for an image of `(height, width)`; InputError, after `where`, if invalid."""
     height, width = size
     try:
         if not isinstance(segmentation, list):
@@ -388,6 +385,4 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], frame: SourceF
             masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
         return decode_rle(masks[0]["counts"] if masks else [], height * width)
     except Exception as error:  # pycocotools raises plain Exception
-        raise InputError(
-            f"{where or f'{frame.image}: an invalid `segmentation` in its annotations'}: {error}"
-        ) from None
+        raise InputError(f"{where}: {error}") from None

@@ -43,7 +43,7 @@ from seamseg.maps.prepare.pairs import (
     without_suffix,
 )
 from seamseg.maps.prepare.panoptic import load_json
-from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
+from seamseg.maps.prepare.writer import SourceFrame, check_size, check_stated_size
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import decode_text, listed_names
 from seamseg.utils.limits import MIB
@@ -314,11 +314,7 @@ def _class_of_number(number: int, listed: ClassList) -> int:
 def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
     for category, file in zip(frame.info, frame.annotations):
         mask = open_object_mask(str(file), read_file(file, "mask"))
-        if mask.shape != size:
-            raise InputError(
-                f"{file}: has {mask.shape[1]} x {mask.shape[0]} pixels (width x height), but {frame.image} has "
-                f"{size[1]} x {size[0]}"
-            )
+        check_size(file, mask.shape, frame.image, size)
         inside = mask != 0
         if inside.any() and (mask[inside] != mask.max()).any():
             raise InputError(f"{file}: has more than one value besides 0, but is the mask of one object")
@@ -348,7 +344,7 @@ def _read_yolo(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> 
             raise InputError(
                 f"{where}: class {category} is the background in the class list; number the classes as in the data set"
             )
-        yield decode_segmentation([corners], size, frame, where), found
+        yield decode_segmentation([corners], size, where), found
 
 
 def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:
@@ -366,7 +362,7 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
             groups.setdefault(key, []).append((where, shape))
         # one by one, so that their number is limited where they are stored
         for (category, _), shapes in groups.items():
-            yield _labelme_object(shapes, size, frame), category
+            yield _labelme_object(shapes, size), category
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{frame.annotation}: not a file of labelme ({type(error).__name__}: {error!s:.200}); expected `shapes` "
@@ -374,7 +370,7 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
         ) from None
 
 
-def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int], frame: SourceFrame) -> Runs:
+def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int]) -> Runs:
     """Return the pixels of an object, the union of its shapes."""
     parts: list[Runs] = []
     polygons: list[list[float]] = []
@@ -388,7 +384,7 @@ def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int], fr
         else:
             polygons.append(_labelme_corners(kind, points, where).ravel().tolist())
     if polygons:
-        parts.append(decode_segmentation(polygons, size, frame, shapes[0][0]))
+        parts.append(decode_segmentation(polygons, size, shapes[0][0]))
     return parts[0] if len(parts) == 1 else union_of_runs(parts)
 
 

@@ -339,14 +339,14 @@ def _write_frame(
     for file in frame.annotations:
         # by their headers, before a small file of a large image is decoded
         if is_image(file.name):
-            _check_size(file, size_of(file), frame.image, size)
+            check_size(file, size_of(file), frame.image, size)
     instances = read(frame)
     extension = frame.image.suffix.lower()
     several = extension not in _JPEG and decoded(frame.image, has_frames)
     further = ((FURTHER_FRAMES, str(frame.image)),) if several else ()
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
     # a list of annotations may name maps without such an ending
-    _check_size(frame.annotation, layers.shape[1:], frame.image, size)
+    check_size(frame.annotation, layers.shape[1:], frame.image, size)
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
     store_image(frame.image, refuse_links(root, root / photo), link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
@@ -381,7 +381,8 @@ def _remove_older(root: Path, photo: Path, masks: Sequence[Path]) -> None:
         path.unlink()
 
 
-def _check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:
+def check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:
+    """Raise InputError if the `(height, width)` of a map is not that of its image."""
     if found != size:
         raise InputError(
             f"{file}: {found[1]} x {found[0]} pixels (width x height), but the image {photo} has {size[1]} x {size[0]}"

@@ -115,7 +115,7 @@ def _indices(path: Path, segments: list[SegmentRecord], image: ImageRecord, shap
             "evaluate again with `seamseg evaluate --out`"
         )
     positions = [(s.id, k) for k, s in enumerate(segments, start=1) if 0 <= s.id <= MAX_ID]
-    return look_up(resize_nearest(ids, shape), positions, np.int32)
+    return look_up(resize_nearest(ids, shape), positions, np.uint16)
 
 
 def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[list[Any]]:

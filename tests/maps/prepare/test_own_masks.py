@@ -146,7 +146,7 @@ def test_invalid_object_files(raw):
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.fromarray(box(0, 1, 0, 1).T.copy()).save(path, exif=turned)
-    assert_fails(raw, r"a_car\.png: has 8 x 12 pixels .*, but .* has 12 x 8")
+    assert_fails(raw, r"a_car\.png: 8 x 12 pixels .*, but .* has 12 x 8")
     path.unlink()
     labelme(raw, shape("car"))
     photo(raw / "photos" / "b.jpg")
