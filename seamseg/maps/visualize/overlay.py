@@ -51,13 +51,9 @@ def draw_overlay(
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     (height, width), draw = image.shape[:2], _drawing(image, result, palette, opacity, outlined)
-    rows = max(1, BAND_BYTES // (3 * width))
-    if height <= rows:
-        canvas = Image.fromarray(draw(0, height))
-    else:
-        canvas = Image.new("RGB", (width, height))
-        for y in range(0, height, rows):
-            canvas.paste(Image.fromarray(draw(y, min(y + rows, height))), (0, y))
+    rows, canvas = max(1, BAND_BYTES // (3 * width)), Image.new("RGB", (width, height))
+    for y in range(0, height, rows):
+        canvas.paste(Image.fromarray(draw(y, min(y + rows, height))), (0, y))
     if labels and categories is not None:
         _write_labels(canvas, result, padded_palette(palette), categories)
     return canvas
