@@ -178,7 +178,7 @@ def test_fields_of_any_type(group, tmp_path_factory):
 @pytest.mark.parametrize(
     ("group", "name", "at", "value", "message"),
     [
-        (evaluation, "images.jsonl", ("photo",), [], "invalid image_id or file names"),
+        (evaluation, "images.jsonl", ("photo",), [], r"invalid photo: \[\]"),
         (evaluation, "evaluation.json", ("scores", "PQ"), float("inf"), "not an evaluation summary"),
         (sources, "metadata", ("meta", "palette", 0, 1), 2**53, "each number must be from 0 to 255"),
         (sources, "vistas", ("labels", 0, "color", 0), 2**53, "each number must be from 0 to 255"),

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ FORMAT = "seamseg evaluation 1"
 _UNFINISHED = "seamseg evaluation, not finished"
 SUMMARY, IMAGES, MAPS = "evaluation.json", "images.jsonl", "maps"
 """The files of the folder, and the folder of the maps of custom heads."""
+_KINDS = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "None": (NoneType,)}
+Record = TypeVar("Record", "SegmentRecord", "ImageRecord")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,7 @@ class SegmentRecord:
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> SegmentRecord:
         """Read a segment of a line of `images.jsonl`; TypeError or ValueError if it is invalid."""
-        segment = SegmentRecord(**entry)
-        _expect_numbers(segment, int, "id", "category", "area")
-        _expect_numbers(segment, (int, float, NoneType), "iou", "score")
-        _expect_numbers(segment, (int, NoneType), "partner")
-        if not isinstance(segment.outcome, str):
-            raise ValueError(f"invalid outcome: {segment.outcome!r}")
-        return segment
+        return _checked(SegmentRecord(**entry))
 
 
 @dataclass(frozen=True)
@@ -109,27 +105,23 @@ class ImageRecord:
     def from_json(entry: Mapping[str, Any]) -> ImageRecord:
         """Create a record, the inverse of :meth:`to_json`; KeyError, TypeError or ValueError for invalid content."""
         segments = {key: [SegmentRecord.from_json(s) for s in entry[key]] for key in ("ground_truth", "prediction")}
-        image = ImageRecord(**{**entry, **segments})
-        _expect_numbers(image, int, "width", "height")
-        _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
-        if not isinstance(image.maps, dict):
+        image = _checked(ImageRecord(**{**entry, **segments}))
+        if not isinstance(image.maps, dict) or not all(isinstance(file, str) for file in image.maps.values()):
             raise ValueError(f"invalid maps: {image.maps!r:.80}")
-        photo = () if image.photo is None else (image.photo,)
-        names = image.ground_truth_png, image.prediction_png, *photo, *image.maps, *image.maps.values()
-        if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"invalid image_id or file names: {image.image_id!r}, {names}")
         if min(image.width, image.height) <= 0:
             raise ValueError(f"invalid size: {image.width} x {image.height}")
         return image
 
 
-def _expect_numbers(record: SegmentRecord | ImageRecord, types: type | tuple[type, ...], *names: str) -> None:
-    """Raise ValueError for a field of another type or out of the range of int64."""
-    for name in names:
-        value: Any = getattr(record, name)
-        is_valid = isinstance(value, types) and not isinstance(value, bool)
-        if not is_valid or not (value is None or -1 << 63 < value < 1 << 63):
-            raise ValueError(f"invalid {name}: {value!r}")
+def _checked(record: Record) -> Record:
+    """Return a record; ValueError for a field of another type, or a number out of the range of int64."""
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        kinds = [_KINDS[kind] for kind in str(spec.type).split(" | ") if kind in _KINDS]
+        in_range = not isinstance(value, (int, float)) or -1 << 63 < value < 1 << 63
+        if kinds and not (any(type(value) in kind for kind in kinds) and in_range):
+            raise ValueError(f"invalid {spec.name}: {value!r:.80}")
+    return record
 
 
 def image_record(

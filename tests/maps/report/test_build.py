@@ -224,7 +224,7 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         (lambda f: (f / SUMMARY).write_text("{"), "not an evaluation summary"),
         (_edit(lambda e: e["prediction"][0].update(category=99)), "has class 99, but there are 11 classes"),
         (_edit(lambda e: e.update(width="wide")), "invalid width: 'wide'"),
-        (_edit(lambda e: e.update(image_id=[1])), "invalid image_id or file names: [1]"),
+        (_edit(lambda e: e.update(image_id=[1])), "invalid image_id: [1]"),
         (_edit(lambda e: e.update(PQ="high")), "line 1: invalid image record: invalid PQ: 'high'"),
         (_edit(lambda e: e.update(width=0)), "line 1: invalid image record: invalid size: 0 x"),
         (_edit(lambda e: e.update(PQ=float("nan"))), "NaN is not a number"),
