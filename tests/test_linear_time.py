@@ -43,7 +43,7 @@ from seamseg.maps.prepare.account import read_accounts
 from seamseg.maps.prepare.archives import SourceTree
 from seamseg.maps.prepare.cityscapes import find_frames
 from seamseg.maps.prepare.class_file import parse_class_list
-from seamseg.maps.prepare.convert import DEFAULTS
+from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.merge import merged_classes, read_rules
 from seamseg.maps.prepare.pairs import FilesByName
 from seamseg.maps.prepare.writer import SourceFrame
@@ -123,7 +123,7 @@ def coco_file(n: int, folder: Path) -> Callable[[], object]:
     }
 
     def read() -> None:
-        images = coco_instances._objects_of(content, "a.json", LISTED, DEFAULTS.begin())
+        images = coco_instances._objects_of(content, "a.json", LISTED, ConversionOptions().begin())
         photos = FilesByName(files, (name for name, _ in images))
         assert all(photos.find(name) for name, _ in images)
 
@@ -171,7 +171,9 @@ def tasks(n: int, folder: Path) -> Callable[[], object]:
         json.dumps([{"data": {"image": f"{k % 3}.png"}, "annotations": [{"result": [region]}]} for k in range(n)])
     )
     given = str(photos), str(file)
-    return lambda: annotation_tools._label_studio_frames(given, {"tasks.json": file}, LISTED, DEFAULTS.begin())
+    return lambda: annotation_tools._label_studio_frames(
+        given, {"tasks.json": file}, LISTED, ConversionOptions().begin()
+    )
 
 
 def addresses(n: int, folder: Path) -> Callable[[], object]:
@@ -186,7 +188,7 @@ def cities(n: int, folder: Path) -> Callable[[], object]:
             (folder / part / "train" / f"c{k}").mkdir(parents=True, exist_ok=True)
             (folder / part / "train" / f"c{k}" / f"c{k}_{end}.png").touch()
     tree = SourceTree(folder)
-    return lambda: find_frames(tree, "train", DEFAULTS.begin())
+    return lambda: find_frames(tree, "train", ConversionOptions().begin())
 
 
 def upper_case(n: int, folder: Path) -> Callable[[], object]:

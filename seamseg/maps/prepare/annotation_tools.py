@@ -22,14 +22,7 @@ from seamseg.maps.prepare.annotations import mask_runs
 from seamseg.maps.prepare.archives import File, read_file, size_of
 from seamseg.maps.prepare.class_file import ClassList, parse_class_list, read_class_list, with_background
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
-from seamseg.maps.prepare.convert import (
-    DEFAULTS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    distinct_ids,
-    id_of,
-)
+from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.maps.prepare.pairs import (
     FilesByName,
     Instances,
@@ -56,7 +49,7 @@ def prepare_cvat(
     out: str | Path,
     splits: Mapping[str, tuple[str, ...]],
     class_list: str | Path | None = None,
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert exports "Segmentation mask 1.1" of CVAT.
 
@@ -75,7 +68,7 @@ def prepare_label_studio(
     out: str | Path,
     splits: Mapping[str, tuple[str, ...]],
     class_list: str | Path | None = None,
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert tasks of Label Studio: brush regions and polygons, which overlap in layers of the mask.
 

@@ -12,13 +12,7 @@ from seamseg.maps.folder import IMAGE_EXTENSIONS
 from seamseg.maps.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, cityscapes_classes, label_of_instance
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import SourceTree, read_map
-from seamseg.maps.prepare.convert import (
-    DEFAULTS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    find_splits,
-)
+from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, find_splits
 from seamseg.maps.prepare.pairs import Instances, number_segments
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
@@ -31,7 +25,10 @@ _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
 
 
 def prepare_cityscapes(
-    root: str | Path, out: str | Path, splits: Sequence[str] = tuple(SPLITS), options: ConversionOptions = DEFAULTS
+    root: str | Path,
+    out: str | Path,
+    splits: Sequence[str] = tuple(SPLITS),
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert Cityscapes: `root` holds `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or their zip files.
 

@@ -26,14 +26,7 @@ from seamseg.maps.prepare.class_file import (
     read_class_list,
     with_background,
 )
-from seamseg.maps.prepare.convert import (
-    DEFAULTS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    distinct_ids,
-    id_of,
-)
+from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.maps.prepare.pairs import FilesByName, Instances, by_stem, is_image, is_label, number_segments, tree_files
 from seamseg.maps.prepare.panoptic import coco_images, coco_number, coco_records, crowd_flag, id_text, load_json
 from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
@@ -72,7 +65,7 @@ def prepare_instances(
     out: str | Path,
     splits: Mapping[str, tuple[str, ...]],
     class_list: str | Path | None = None,
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert COCO instances, which overlap in layers of the mask, the smallest in the first.
 

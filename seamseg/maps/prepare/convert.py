@@ -95,8 +95,6 @@ class ConversionOptions:
                 self.skip(f"other file ({ending or 'without extension'})", file)
 
 
-DEFAULTS = ConversionOptions()
-
 VAL = "val"
 """Split of the images that are held out."""
 

@@ -30,7 +30,7 @@ from seamseg.maps.formats.vistas import (
 from seamseg.maps.idmaps.segments import areas_and_boxes
 from seamseg.maps.panoptic_map import Segment, SegmentInfo
 from seamseg.maps.prepare.cityscapes import SPLITS
-from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions
+from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.writer import store_image
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_links, write_json
@@ -190,7 +190,7 @@ def export_dataset(
     out: str | Path,
     splits: Sequence[str] = (),
     formats: Sequence[str] = ("coco",),
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
     force: bool = False,
 ) -> dict[str, int]:
     """Write the ground truth of splits of a dataset folder in other formats; return the number of images by split.

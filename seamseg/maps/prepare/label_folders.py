@@ -22,13 +22,7 @@ from seamseg.maps.prepare.annotations import mask_runs
 from seamseg.maps.prepare.archives import File, read_file, read_map, size_of
 from seamseg.maps.prepare.class_file import ClassList, background_class, read_class_list, with_background
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
-from seamseg.maps.prepare.convert import (
-    DEFAULTS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    distinct_ids,
-)
+from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, distinct_ids
 from seamseg.maps.prepare.pairs import (
     COCO_JSON,
     LABEL_ENDINGS,
@@ -65,7 +59,7 @@ def prepare_folders(
     class_list: str | Path,
     divisor: int = 0,
     suffixes: tuple[str, str, str] = ("", "", ""),
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert folders of images; docs/how-to/prepare_data.md describes the forms of labels.
 

@@ -14,7 +14,7 @@ from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import read_map
-from seamseg.maps.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits
+from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits
 from seamseg.maps.prepare.pairs import Instances, number_segments
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError, did_you_mean
@@ -41,7 +41,7 @@ def merge_datasets(
     parts: Sequence[str | Path],
     out: str | Path,
     rules: MergeRules = MergeRules(),
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Merge two or more dataset folders into another folder.
 

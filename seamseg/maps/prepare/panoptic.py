@@ -16,7 +16,6 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import File, SourceTree, read_file, size_of
 from seamseg.maps.prepare.class_file import ClassList, build_class_list, coco_categories, with_background
 from seamseg.maps.prepare.convert import (
-    DEFAULTS,
     ConversionOptions,
     ConversionResult,
     convert_splits,
@@ -44,7 +43,7 @@ class PanopticSource:
 
 
 def prepare_panoptic(
-    out: str | Path, splits: Mapping[str, tuple[str, ...]], options: ConversionOptions = DEFAULTS
+    out: str | Path, splits: Mapping[str, tuple[str, ...]], options: ConversionOptions = ConversionOptions()
 ) -> ConversionResult:
     """Convert any data set in the COCO panoptic format.
 
@@ -62,7 +61,10 @@ def prepare_panoptic(
 
 
 def prepare_coco(
-    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: ConversionOptions = DEFAULTS
+    root: str | Path,
+    out: str | Path,
+    splits: Sequence[str] = COCO_SPLITS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert COCO panoptic as downloaded.
 

@@ -14,13 +14,7 @@ from seamseg.maps.images import open_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import File, SourceTree, read_file
 from seamseg.maps.prepare.class_file import ordered_classes
-from seamseg.maps.prepare.convert import (
-    DEFAULTS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    find_splits,
-)
+from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, find_splits
 from seamseg.maps.prepare.pairs import Instances, by_stem, is_image, number_segments
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
@@ -45,7 +39,7 @@ def prepare_vistas(
     out: str | Path,
     version: str | None = None,
     splits: Sequence[str] = SPLITS,
-    options: ConversionOptions = DEFAULTS,
+    options: ConversionOptions = ConversionOptions(),
 ) -> ConversionResult:
     """Convert Mapillary Vistas: `root` holds `config.json`, `training/` and `validation/`, or their zip file.
 
