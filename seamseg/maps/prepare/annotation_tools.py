@@ -23,15 +23,7 @@ from seamseg.maps.prepare.archives import File, read_file, size_of
 from seamseg.maps.prepare.class_file import ClassList, parse_class_list, read_class_list, with_background
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
-from seamseg.maps.prepare.pairs import (
-    FilesByName,
-    Instances,
-    by_stem,
-    is_image,
-    number_objects,
-    spellings,
-    tree_files,
-)
+from seamseg.maps.prepare.pairs import FilesByName, Instances, by_stem, is_image, number_objects, spellings, tree_files
 from seamseg.maps.prepare.panoptic import read_ids
 from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
 from seamseg.utils.errors import InputError
