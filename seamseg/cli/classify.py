@@ -15,13 +15,12 @@ layout of the original: its files load here, and ours there. See docs/how-to/cla
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from seamseg.cli.main import add_action
 from seamseg.cli.model_options import add_options, add_set, add_set_and_device, options_of
 from seamseg.cli.train import check_start, run_trainer
 from seamseg.contrib.classification.config import KEYS as KEYS  # that `--set` may name
-from seamseg.contrib.classification.config import MAX_SIDE, load_classifier_config
+from seamseg.contrib.classification.config import load_classifier_config
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -86,26 +85,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     validate.add_argument("data", metavar="DATA", help="folder with val/CLASS/*")
     validate.add_argument("--ten-crops", action="store_true", help="average the logits of ten crops of each image")
     add_set_and_device(validate)
-    for name, least, text in (
-        ("crop", 1, "side of the crop"),
-        ("scale", -1, "shorter side before the crop, -1 for that of the image"),
+    for name, text in (
+        ("crop", "side of the crop"),
+        ("scale", "shorter side before the crop, -1: as it is"),
     ):
         validate.add_argument(
             f"--{name}",
             dest="overrides",
             action="append",
-            type=partial(_override, name, least),
+            type=f"input.{name}_val={{}}".format,
             metavar="N",
             help=f"{text} (default: input.{name}_val)",
         )
     validate.add_argument("--json", metavar="F", help="write the scores to this file")
-
-
-def _override(name: str, least: int, text: str) -> str:
-    """Return the override of a size in pixels."""
-    if text.removeprefix("-").isdecimal() and len(text) < 9 and least <= int(text) <= MAX_SIDE:
-        return f"input.{name}_val={text}"
-    raise InputError(f"--{name} {text}: must be from {least} to {MAX_SIDE} pixels")
 
 
 def run(args: argparse.Namespace) -> int:

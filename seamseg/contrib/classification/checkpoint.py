@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -148,7 +148,7 @@ def load_checkpoint(
     return net, list(names) if isinstance(names, list) else []
 
 
-def classifier_config(path: Path, config: str | Path | None = None) -> Path | str | None:
+def _config_of(path: Path, config: str | Path | None = None) -> Path | str | None:
     """Return the given configuration of a model, or the one in its folder; None for a network of another kind."""
     if config is not None:
         name = str(config)
@@ -161,7 +161,7 @@ def classifier_config(path: Path, config: str | Path | None = None) -> Path | st
     return found if not stated.is_file() or read_statement(stated).get("kind") == CLASSIFICATION else None
 
 
-def class_names(path: Path, config: ClassifierConfig) -> list[str]:
+def _names_of(path: Path, config: ClassifierConfig) -> list[str]:
     """Return the names of the classes of a classifier by the list in its folder, else their numbers."""
     listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
     if not listed.is_file():
@@ -170,6 +170,23 @@ def class_names(path: Path, config: ClassifierConfig) -> list[str]:
     if not isinstance(names, list) or len(names) != config.network.classes:
         raise InputError(f"{listed}: not a list of {config.network.classes} names, the classes of the network")
     return [str(name) for name in names]
+
+
+class OpenedClassifier(NamedTuple):
+    """A classifier on the CPU in evaluation mode, with its configuration and the names of its classes."""
+
+    config: ClassifierConfig
+    net: nn.Module
+    names: list[str]
+
+
+def open_classifier(path: Path, config: str | Path | None = None) -> OpenedClassifier | None:
+    """Open the classifier of a folder, or of a checkpoint with a configuration; None for a network of another kind."""
+    found = _config_of(path, config)
+    if found is None:
+        return None
+    settings = load_classifier_config(found)
+    return OpenedClassifier(settings, load_classifier(found, weights_at(path), "cpu"), _names_of(path, settings))
 
 
 def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:

@@ -91,7 +91,7 @@ class OptimizerConfig:
     weight_decay: float = key("weight decay of all parameters, norms included", 1e-4, minimum=0)
     clip: float = key("largest norm of the gradient, which is scaled down to it; 0 for no limit", 1.0, minimum=0)
     learning_rate: float = key("base learning rate", 0.1, minimum=0)
-    classifier_lr: float = key("base learning rate of the classifier; -1 for learning_rate", -1.0)
+    classifier_lr: float = key("base learning rate of the classifier; -1 for learning_rate", -1.0, minimum=-1)
     nesterov: bool = key("Nesterov momentum", False)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
@@ -100,11 +100,21 @@ class OptimizerConfig:
 class InputConfig:
     """Sizes, augmentation and normalisation of the images."""
 
-    scale_train: int = key("shorter side that training images are resized to before the crop; -1 for none", -1)
+    scale_train: int = key(
+        "shorter side of training images before the crop; -1: as it is",
+        -1,
+        minimum=-1,
+        maximum=MAX_SIDE,
+    )
     crop_train: int = key("side of the random crop", 224, minimum=1, maximum=MAX_SIDE)
     color_jitter_train: bool = key("random saturation, brightness and contrast", False)
     lighting_train: bool = key("random shift along the principal components of the colours", False)
-    scale_val: int = key("shorter side that validation images are resized to before the crop; -1 for none", 256)
+    scale_val: int = key(
+        "shorter side of validation images before the crop; -1: as it is",
+        256,
+        minimum=-1,
+        maximum=MAX_SIDE,
+    )
     crop_val: int = key("side of the centre crop", 224, minimum=1, maximum=MAX_SIDE)
     mean: tuple[float, float, float] = key("mean of each channel, for values in 0..1", (0.485, 0.456, 0.406))
     std: tuple[float, float, float] = key("standard deviation of each channel", (0.229, 0.224, 0.225), above=0)
@@ -209,7 +219,7 @@ def parse_classifier_config(content: Any, source: str = "config", overrides: Seq
     if isinstance(network, Mapping):
         content = {**content, "network": _renamed(network)}
     config: ClassifierConfig = _section(ClassifierConfig, content, source, "", texts, source=source)
-    _check(config)
+    _check_schedule(config.optimizer.schedule, source)
     return config
 
 
@@ -266,35 +276,6 @@ def _split_override(override: str) -> tuple[str, str]:
     return name, value
 
 
-def _check(config: ClassifierConfig) -> None:
-    """Raise InputError if keys contradict each other."""
-    network, schedule, source = config.network, config.optimizer.schedule, config.source
-    if network.activation == "relu" and network.bn_mode != "standard":
-        raise InputError(
-            f"{source}: network.activation = relu cannot be inverted, which bn_mode = {network.bn_mode} needs; use "
-            "leaky_relu, or bn_mode = standard"
-        )
-    if network.input_3x3 and network.arch.startswith("resnet"):
-        raise InputError(
-            f"{source}: network.input_3x3: {network.arch} has no stem of 3x3 convolutions; only ResNeXt and DenseNet do"
-        )
-    if own := sorted({"name", "norm", "classes", "keep_outputs"} & set(network.params)):
-        raise InputError(
-            f"{source}: network.params: {own[0]} cannot be set there; the other keys of network determine it"
-        )
-    if not _is_dilation(network.dilation):
-        raise InputError(
-            f"{source}: network.dilation = {_shown(network.dilation)}: expected a number from 1 to 64, or "
-            "four values, each such a number or a list of them"
-        )
-    if config.optimizer.classifier_lr < 0 and config.optimizer.classifier_lr != -1:
-        raise InputError(f"{source}: optimizer.classifier_lr = {config.optimizer.classifier_lr}: expected -1 or a rate")
-    for name in ("scale_train", "scale_val"):
-        if (scale := getattr(config.input, name)) != -1 and not 1 <= scale <= MAX_SIDE:
-            raise InputError(f"{source}: input.{name} = {scale}: expected -1, or a side from 1 to {MAX_SIDE} pixels")
-    _check_schedule(schedule, source)
-
-
 def _check_schedule(schedule: ScheduleConfig, source: str) -> None:
     where, params = f"{source}: optimizer.schedule.params", schedule.params
     required = SCHEDULES[schedule.type]
@@ -309,13 +290,6 @@ def _check_schedule(schedule: ScheduleConfig, source: str) -> None:
         hint, limits = PARAMS[name]
         if value != [] or name != "milestones":  # none: a constant rate
             _parsed(format_value(value), hint, limits, f"{where}: {name} = {_shown(value)}")
-
-
-def _is_dilation(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        flat = [item for entry in value for item in (entry if isinstance(entry, (list, tuple)) else [entry])]
-        return len(value) == 4 and all(_is_dilation(item) and isinstance(item, int) for item in flat)
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 64
 
 
 def _shown(value: Any) -> str:

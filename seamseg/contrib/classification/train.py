@@ -132,7 +132,7 @@ def build_optimizer(net: nn.Module, options: OptimizerConfig) -> torch.optim.Opt
     With `classifier_lr`, the parameters with `fc` in their name are a second group with that rate. The groups
     and their parameters have the order of the original, whose optimizer states refer to it.
     """
-    named, split = [(name, p) for name, p in net.named_parameters() if p.requires_grad], options.classifier_lr != -1
+    named, split = [(name, p) for name, p in net.named_parameters() if p.requires_grad], options.classifier_lr >= 0
     rates = [options.learning_rate, *([options.classifier_lr] if split else [])]
     groups: list[dict[str, Any]] = [{"params": [], "lr": rate, "weight_decay": options.weight_decay} for rate in rates]
     for name, parameter in named:

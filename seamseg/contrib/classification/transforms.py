@@ -64,7 +64,7 @@ def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Com
     The area of the random crop is at least the fraction `min_crop_area` of the image.
     """
     steps: list[Callable[..., Any]] = []
-    if options.scale_train != -1:
+    if options.scale_train > 0:
         steps.append(v2.Resize(options.scale_train))
     steps += [v2.RandomResizedCrop(options.crop_train, (min_crop_area, 1.0)), v2.RandomHorizontalFlip(), to_float]
     if options.color_jitter_train:
@@ -81,15 +81,15 @@ def test_transform(options: InputConfig, ten_crops: bool = False) -> v2.Compose:
     InputError if the crop is larger than the resized image.
     """
     scale, crop = options.scale_val, options.crop_val
-    if scale != -1 and crop > scale:
+    if 0 < scale < crop:
         raise InputError(
             f"input.crop_val = {crop}: does not fit into images whose shorter side is {scale}; raise input.scale_val"
         )
     if not ten_crops:
         # exported classifiers prepare images in the same way, without torchvision
-        size = InputSize(None if scale == -1 else scale, crop=(crop, crop))
+        size = InputSize(scale if scale > 0 else None, crop=(crop, crop))
         return v2.Compose([size.scale, to_float, _normalise(options)])
-    steps: list[Callable[..., Any]] = [partial(resize_shortest, shortest=scale)] if scale != -1 else []
+    steps: list[Callable[..., Any]] = [partial(resize_shortest, shortest=scale)] if scale > 0 else []
     return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
 
 

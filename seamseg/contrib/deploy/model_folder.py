@@ -13,7 +13,7 @@ from typing import Any
 
 from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
 from seamseg.checkpoints.foreign import is_foreign
-from seamseg.checkpoints.model_path import is_exported, local_model, weights_at
+from seamseg.checkpoints.model_path import is_exported, local_model
 from seamseg.checkpoints.names import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
@@ -25,8 +25,7 @@ from seamseg.checkpoints.names import (
 from seamseg.checkpoints.snapshot import network_state
 from seamseg.checkpoints.weights_file import write_weights
 from seamseg.config import Config, config_to_string
-from seamseg.contrib.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
-from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.inference.images import input_size
 from seamseg.inference.results import result_of
@@ -83,8 +82,8 @@ def convert_model(
         raise InputError(f"{path}: is no network of seamseg: share it as it is, with its own model card")
     check_folder(folder, options.force)
     require_packages("safetensors", what=str(folder / WEIGHTS_NAME))
-    config = classifier_config(path, options.config)
-    made = _network(path, options) if config is None else _classifier(path, config, options)
+    classifier = open_classifier(path, options.config)
+    made = _network(path, options) if classifier is None else _classifier(path, classifier, options)
     with filling(folder) as scratch:
         _write(made, scratch)
     return made
@@ -156,27 +155,25 @@ def network_facts(config: Config) -> dict[str, str]:
     return {"backbone": config.body.body, "input": size, "mean": str(loading.rgb_mean), "std": str(loading.rgb_std)}
 
 
-def _classifier(path: Path, config: str | Path, options: ConversionOptions) -> ConvertedModel:
+def _classifier(path: Path, opened: OpenedClassifier, options: ConversionOptions) -> ConvertedModel:
     if options.overrides or options.meta is not None:
         given = "`overrides`" if options.overrides else "`meta`"
         raise InputError(f"{given} has no effect on a classifier")
-    settings = load_classifier_config(config)
-    names = class_names(path, settings)
     stated = (path if path.is_dir() else path.parent) / CLASSES_NAME
-    sizes = settings.input
+    sizes = opened.config.input
     scale = f"shorter side {sizes.scale_val}, " if sizes.scale_val > 0 else ""
     return ConvertedModel(
         kind=CLASSIFICATION,
         task="image-classification",
-        metadata=Metadata(0, len(names), names, [], []),
-        weights=load_classifier(config, weights_at(path), "cpu").state_dict(),
+        metadata=Metadata(0, len(opened.names), opened.names, [], []),
+        weights=opened.net.state_dict(),
         licence=options.licence or (str(read_statement(stated).get("licence", "")) if stated.is_file() else ""),
         files={
-            CLASSIFIER_CONFIG_NAME: json.dumps(settings.to_json(), indent=2) + "\n",
-            CLASSIFIER_CLASSES_NAME: json.dumps(names, indent=1) + "\n",
+            CLASSIFIER_CONFIG_NAME: json.dumps(opened.config.to_json(), indent=2) + "\n",
+            CLASSIFIER_CLASSES_NAME: json.dumps(opened.names, indent=1) + "\n",
         },
         network={
-            "backbone": settings.network.arch,
+            "backbone": opened.config.network.arch,
             "input": f"{scale}centre crop {sizes.crop_val} pixels",
             "mean": str(sizes.mean),
             "std": str(sizes.std),

@@ -11,10 +11,9 @@ from typing import Any, cast
 from torch import nn
 
 from seamseg.checkpoints.foreign import is_foreign, is_torchvision
-from seamseg.checkpoints.model_path import is_exported, snapshot_in
+from seamseg.checkpoints.model_path import is_exported
 from seamseg.config import Config, config_to_string
-from seamseg.contrib.classification.checkpoint import class_names, classifier_config, load_classifier
-from seamseg.contrib.classification.config import load_classifier_config
+from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.network import ExportNet, export_net
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.data.input_size import InputSize
@@ -75,9 +74,9 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
     """Open a trained model for export."""
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    classifier = None if is_foreign(path) else classifier_config(path, options.config)
+    classifier = None if is_foreign(path) else open_classifier(path, options.config)
     if classifier is not None:
-        return _open_classifier(path, classifier, options)
+        return _of_classifier(classifier, options)
     inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
     opened = open_for_inference(path, "cpu", options.config, options.meta, inference)
     size = opened.input_size(inference)
@@ -151,24 +150,22 @@ def _with_maps(
     return replace(metadata, maps=maps, reference=cast("tuple[int, int] | None", stated))
 
 
-def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
+def _of_classifier(opened: OpenedClassifier, options: ExportOptions) -> ExportSource:
     if options.part != "all":
         raise InputError(f"`part={options.part}`: a classifier has no dense part")
     if options.overrides:
         raise InputError("`overrides` has no effect on a classifier")
-    settings = load_classifier_config(config)
-    net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
-    names = class_names(path, settings)
+    sizes = opened.config.input
     metadata = ExportedMetadata(
-        kind="classification",
-        config=json.dumps(settings.to_json()),
-        metadata=Metadata(0, len(names), names, [], []),
+        kind=CLASSIFICATION,
+        config=json.dumps(opened.config.to_json()),
+        metadata=Metadata(0, len(opened.names), opened.names, [], []),
         size=None,
         multiple=32,
         precision=options.precision,
-        mean=settings.input.mean,
-        std=settings.input.std,
+        mean=sizes.mean,
+        std=sizes.std,
         licence=options.licence,
     )
-    side = settings.input.crop_val
-    return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
+    net = fold_layers(opened.net).to(PRECISIONS[options.precision])
+    return ExportSource(net, metadata, (sizes.crop_val, sizes.crop_val), None)

@@ -164,7 +164,7 @@ class ExportedClassifierModel(ExportedModel):
                 raise InputError(f"`{name}={getattr(options, name)}`: {self.name} is a classifier of one size")
         sizes = parse_classifier_config(parse_json(self._exported.config), self.name).input
         crop = self._exported.size or (sizes.crop_val, sizes.crop_val)
-        return InputSize(None if sizes.scale_val == -1 else sizes.scale_val, crop=crop)
+        return InputSize(sizes.scale_val if sizes.scale_val > 0 else None, crop=crop)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""

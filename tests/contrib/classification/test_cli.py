@@ -56,7 +56,7 @@ def test_bad_arguments(folder: Path, tmp_path: Path, refused: Callable[..., str]
     assert "its training progress is missing" in refused(*train, "--resume", folder / "model.pth.tar")
     assert "no such config file" in refused("classify", "train", tmp_path / "c.json", folder / "data", *run)
     assert "no such folder" in refused("classify", "train", folder / "c.json", tmp_path, *run)
-    assert "--crop 0: must be from 1 to 16384 pixels" in refused(*model, "--crop", 0)
+    assert "--set input.crop_val=0: expected a value from 1 to 16384" in refused(*model, "--crop", 0)
     assert "input.crop_val = 300: does not fit" in refused(*model, "--crop", 300)
     assert "name train or validate" in refused("classify")
 

@@ -108,6 +108,10 @@ def test_arguments_of_the_architectures() -> None:
     [
         ({"arch": "resnet19"}, "unknown network 'resnet19'.*did you mean 'resnet18'"),
         ({"arch": "resnet18", "params": {"widht": 3}}, "resnet18 has no parameter 'widht'"),
+        ({"arch": "resnet18", "params": {"classes": 3}}, "multiple values for keyword argument 'classes'"),
+        ({"arch": "resnet18", "input_3x3": True}, "resnet18 has no parameter 'input_3x3'"),
+        ({"arch": "resnet18", "dilation": [1, 1, 2]}, "dilation has 3 entries, give one number or 4"),
+        ({"arch": "resnet18", "bn_mode": "inplace"}, "relu cannot be inverted, choose leaky_relu"),
         ({"arch": "resnext50", "params": {"groups": "x"}}, "groups must be a positive integer, got 'x'"),
     ],
 )
