@@ -80,7 +80,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             return to_result(fuse(prediction, STUFF), (HEIGHT, WIDTH), STUFF).id_map
 
         if peer == ON_CPU:
-            return Case(name, peer, lambda: ours(download(p)), lambda: ours(p.on_cpu()))
+            return Case(name, peer, lambda: ours(download(p)()), lambda: ours(p.on_cpu()))
         return Case(name, peer, ours, lambda: plain_fusion(p.on_cpu(), STUFF).ids)
 
     name = f"paste_masks_into {COUNT} masks"

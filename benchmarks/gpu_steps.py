@@ -287,7 +287,7 @@ _ALL = (
         "images a second of prediction",
         1.2,
         _TRAINING,
-        partial(throughput, variants=("graphs", "batches")),
+        partial(throughput, variants=("graphs",)),
         ("throughput",),
         _PACKAGE,
     ),

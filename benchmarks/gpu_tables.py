@@ -40,11 +40,12 @@ STATE = [
         "train_step_compiled",
     ),
     (
-        "`throughput.py`: `seamseg predict --cuda-graphs`, batches; class maps downloaded as int16",
+        "`throughput.py`: `seamseg predict --cuda-graphs` of body, RPN head and semantic head, batches",
         "-",
         "which graphs are captured and when, with doubles that copy and run; the script on the CPU",
         "throughput",
     ),
+    ("predictions of fixed sizes, graphs of all of a prediction", "-", "equal to those of variable sizes", None),
     ("`throughput.py`: `seamseg predict --compile`", "-", "on the CPU", "throughput_compiled"),
     ("kernels of a training step and of a prediction, and how busy they keep the GPU", "-", "operators", "profile"),
     ("`fusion.py`: the panoptic map", "yes", "yes", "fusion"),

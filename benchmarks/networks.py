@@ -55,20 +55,27 @@ def busy(net: PanopticNet) -> PanopticNet:
     chosen, select = options.proposals, options.selector
 
     class Proposals(type(chosen)):  # type: ignore[misc]
-        def __call__(self, obj_logits: Any, bbx_logits: Any, *rest: Any, **given: Any) -> Any:
-            return super().__call__(obj_logits, bbx_logits * 0.1, *rest, **given)
+        def padded(self, obj_logits: Any, bbx_logits: Any, *rest: Any, **given: Any) -> Any:
+            return super().padded(obj_logits, bbx_logits * 0.1, *rest, **given)
 
-    class Selector:
-        config = select.config
-
+    class Selector(type(select)):  # type: ignore[misc]
         def __call__(self, boxes: Any, scores: Any) -> Any:
-            select(boxes, scores)
-            rows = boxes[:DETECTIONS, 0]
-            classes = torch.arange(rows.shape[0], device=rows.device) % (scores.shape[1] - 1)
-            return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
+            super().__call__(boxes, scores)
+            return made_up(boxes, scores)
+
+        def padded(self, boxes: Any, scores: Any) -> Any:
+            _, _, _, found = super().padded(boxes, scores)
+            # proposals that do not exist are NaN
+            rows = made_up(boxes.nan_to_num(), scores)
+            return *rows, torch.stack((torch.full_like(found[0], rows[0].shape[0]), torch.ones_like(found[1])))
+
+    def made_up(boxes: Any, scores: Any) -> Any:
+        rows = boxes[:DETECTIONS, 0]
+        classes = torch.arange(rows.shape[0], device=rows.device) % (scores.shape[1] - 1)
+        return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
     assert isinstance(chosen, ProposalGenerator)
-    return net.with_options(proposals=Proposals(chosen.config), selector=Selector())
+    return net.with_options(proposals=Proposals(chosen.config), selector=Selector(select.config))
 
 
 def maskrcnn(shortest_size: int) -> nn.Module:

@@ -34,16 +34,8 @@ if TYPE_CHECKING:
 
     from seamseg.inference.predictor import Predictor
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "graphs": {"cuda_graphs": True},
-    "batches": {"cuda_graphs": True},
-    "compile": {"compile": True},
-    "both": {"compile": True, "cuda_graphs": True},
-}
-"""Arguments of :class:`seamseg.inference.acceleration.accelerated`; `batches` are of four images."""
-BATCH = {"batches": 4}
-"""Images that the network computes at a time."""
+VARIANTS = {"plain": (), "graphs": ("graphs",), "compile": ("compile",), "both": ("compile", "graphs")}
+"""What each variant accelerates the network by."""
 WARM_UP = 3
 """Images before those that count: CUDA graphs are recorded with the second of a size."""
 
@@ -52,11 +44,13 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     """Make the predictor of a variant."""
     from networks import busy, random_predictor
 
-    from seamseg.inference.acceleration import accelerated
+    from seamseg.inference.acceleration import accelerated, cuda_graph_cache
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
     network: Any = predictor.network
-    network.net = accelerated(busy(network.net), device, **VARIANTS[name])
+    network.net = accelerated(busy(network.net), device, "compile" in VARIANTS[name])
+    if "graphs" in VARIANTS[name]:
+        network.graphs = cuda_graph_cache(network.compute)
     return predictor
 
 
@@ -64,17 +58,17 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
     """Return the seconds of a variant from decoded image to prediction, in turns with the first variant."""
     from timing import in_turns
 
-    first, size = next(iter(predictors)), BATCH.get(name, 1)
+    first, size = next(iter(predictors)), predictors[name].network.batch_size
     start = time.perf_counter()
     predictors[name].raw([image] * size)
     began = time.perf_counter() - start
     for _ in range(WARM_UP - 1):
         predictors[name].raw([image] * size)
-    turns = {one: partial(predictors[one].raw, [image] * BATCH.get(one, 1)) for one in (first, name)}
+    turns = {one: partial(predictors[one].raw, [image] * size) for one in (first, name)}
     times = in_turns(turns, rounds)
 
     def of_plain(clock: str) -> float:
-        return size * statistics.median(a / b for a, b in zip(times[first][clock], times[name][clock], strict=True))
+        return statistics.median(a / b for a, b in zip(times[first][clock], times[name][clock], strict=True))
 
     return {
         "first": began,
@@ -85,7 +79,7 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
     }
 
 
-def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int, batch_size: int) -> float:
+def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int) -> float:
     """Return images per second from file to file."""
     from seamseg.predicting.folder import OutputFolder
     from seamseg.predicting.job import predict_all
@@ -98,7 +92,7 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int,
     writers = make_writers(("overlay", "coco"), out, predictor.metadata)
     start = time.perf_counter()
     outputs = OutputFolder(out, writers, header("random", "0" * 64, {}))
-    summary = predict_all(predictor, sources, outputs, World(device=predictor.network.device), batch_size, workers)
+    summary = predict_all(predictor, sources, outputs, World(device=predictor.network.device), workers=workers)
     wall = time.perf_counter() - start
     assert summary.done == len(photos), summary
     return len(photos) / wall
@@ -138,7 +132,7 @@ def main() -> int:
     torch._dynamo.maybe_mark_dynamic = lambda *_: None
     device = choose_device(arguments.device)
     arguments.size = tuple(int(side) for side in arguments.size.split("x"))
-    names = arguments.variants or [n for n, v in VARIANTS.items() if device.type == "cuda" or "cuda_graphs" not in v]
+    names = arguments.variants or [n for n, v in VARIANTS.items() if device.type == "cuda" or "graphs" not in v]
     if unknown := set(names) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}: choose among {', '.join(VARIANTS)}")
     gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
@@ -165,14 +159,16 @@ def main() -> int:
                     flush=True,
                 )
                 if arguments.photos:
-                    run = partial(files, predictors[name], workers=arguments.workers, batch_size=BATCH.get(name, 1))
+                    run = partial(files, predictors[name], workers=arguments.workers)
                     run(photos[: 4 * WARM_UP], folder / f"{name}-first")
                     row["images/s"] = run(photos, folder / name)
                     print(f"  {name:<8} predict {row['images/s']:7.2f} images/s", flush=True)
                     if arguments.profile:
                         row["predict"] = profiled(partial(run, photos, folder / f"{name}-profiled"), device, 1)
                 if arguments.profile:
-                    row["network"] = profiled(partial(predictors[name].raw, [image] * BATCH.get(name, 1)), device)
+                    row["network"] = profiled(
+                        partial(predictors[name].raw, [image] * predictors[name].network.batch_size), device
+                    )
             except Exception:
                 found["failed"][name] = traceback.format_exc()
                 predictors.pop(name, None)

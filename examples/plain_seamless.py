@@ -60,6 +60,7 @@ def plain_predictor(predictor: Predictor[Panoptic], separated: bool = False) -> 
     network = predictor.network
     assert isinstance(network, TorchNetwork) and isinstance(network.net, PanopticNet)
     plain = TorchNetwork(plain_network(network.net, separated), network.normalise, network.device)
+    plain.fixed_size = False  # the parts of this file have the sizes of what is found
     return PlainPredictor(plain, predictor.metadata, predictor.input_size, predictor.thresholds)
 
 

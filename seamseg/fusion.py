@@ -7,6 +7,7 @@ masks of queries; :func:`to_result` brings a map to the size of the image. Only 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.process_settings import LARGE_PIXELS
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _CLASSES = 256
@@ -211,21 +213,53 @@ def _merge_tensors(
     return _Merged(host.numpy().astype(np.int32), kept > 0, np.flatnonzero(found), measured)
 
 
-def download(prediction: Prediction[Any]) -> ArrayPrediction:
-    """Return a prediction as arrays; a class map that :func:`fuse` can merge on its CUDA device stays there, too.
+def download(prediction: Prediction[Any]) -> Callable[[], ArrayPrediction]:
+    """Start to copy a prediction to arrays, and return a function that waits for them, for any thread.
 
-    It takes a byte a pixel. :func:`fuse` may be called in any thread, on any stream.
+    A class map that :func:`fuse` can merge on its CUDA device stays there, too; it takes a byte a pixel. :func:`fuse`
+    may be called on any stream.
     """
-    semantic, merged = prediction.semantic, prediction.mask_logits is not None and prediction.queries is None
-    if semantic is None or not merged or not _has_kernels(prediction):
-        return prediction.on_cpu()
+    merged = prediction.mask_logits is not None and prediction.queries is None and prediction.semantic is not None
+    keeps = merged and _has_kernels(prediction)
+    if not keeps and not getattr(prediction.scores, "is_cuda", False):
+        return prediction.on_cpu
+    import torch
+    from torch.utils import _pytree
+
+    from seamseg import structures as structures  # makes a prediction a container of tensors
+
+    semantic = prediction.semantic
+    if semantic is not None:
+        # a slice would keep the maps of a whole batch
+        semantic = semantic.to(torch.uint8, copy=True)
+    sent = _pytree.tree_map_only(torch.Tensor, copy_to_host, replace(prediction, semantic=semantic))
+    done = _recorded_event(prediction.scores.device)
+
+    def arrays() -> ArrayPrediction:
+        # other streams need not wait for the class map, as the host does
+        done()
+        found = sent.on_cpu()
+        return replace(found, semantic_on_gpu=(found.semantic, semantic)) if keeps else found
+
+    return arrays
+
+
+def copy_to_host(x: Tensor) -> Tensor:
+    """Start to copy a tensor to the host, of a GPU to page-locked memory; an event tells when it is there."""
     import torch
 
-    # a slice would keep the maps of a whole batch; other streams need not wait, as the host waits for the download
-    kept = semantic.to(torch.uint8, copy=True)
-    arrays = replace(prediction, semantic=kept).on_cpu()
-    assert arrays.semantic is not None
-    return replace(arrays, semantic_on_gpu=(arrays.semantic, kept))
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True)
+
+
+def _recorded_event(device: torch.device) -> Callable[[], None]:
+    """Return a function that waits until a device has done what it was given so far."""
+    import torch
+
+    if device.type == "cpu":
+        return lambda: None
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
 
 
 def _on_gpu(prediction: Prediction[Any]) -> Prediction[Any] | None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import Prediction
 
 
 class PackedSequence:
@@ -151,6 +152,9 @@ _pytree.register_pytree_node(
     lambda values, _: _unchecked(list(values)),
     serialized_type_name="seamseg.PackedSequence",
 )
+
+
+_pytree.register_dataclass(Prediction)
 
 
 def _unchecked(values: list[Any]) -> PackedSequence:

@@ -145,7 +145,7 @@ def test_more_ids_than_int16_holds(monkeypatch, device):
 def downloaded(monkeypatch, prediction):
     """The arrays of a prediction whose class map is kept as if it were on a GPU."""
     monkeypatch.setattr(fusion, "_has_kernels", lambda p: isinstance(p.scores, torch.Tensor))
-    return download(prediction)
+    return download(prediction)()
 
 
 @pytest.mark.parametrize("case", CASES)

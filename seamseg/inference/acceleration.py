@@ -1,7 +1,7 @@
 """Faster inference on many images: compiled code, fewer input sizes, and CUDA graphs.
 
-A CUDA graph is a function of one tensor, captured for a shape of it: its hundreds of kernels become one launch. The
-cache works on any device; only :class:`CudaGraph` needs a GPU.
+A CUDA graph is a function of tensors, captured for their shapes: its hundreds of kernels become one launch. The cache
+works on any device; only :class:`CudaGraph` needs a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seamseg.models.folding import Net
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import SeamsegError
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
@@ -33,9 +33,9 @@ MAX_SHAPES = 1024
 WARM_UP = 2
 """Runs before a capture, in which libraries choose their algorithms and compilers generate code."""
 
-Function = Callable[[Tensor], Any]
-"""From a tensor to tensors, in tuples and lists, with other values that depend on its shape only; their memory is the
-caller's. A recorded function takes tensors of one shape."""
+Function = Callable[[Any], Any]
+"""From a tensor, or a tuple of them, to tensors in tuples and lists, with other values that depend on shapes only; the
+memory of all is the caller's. A recorded function takes tensors of one shape."""
 
 
 _CAPTURE = threading.Lock()
@@ -47,22 +47,15 @@ def accelerated(
     net: Net,
     device: torch.device,
     compile: bool = False,
-    cuda_graphs: bool = False,
     pad_to: int = 1,
     backend: str = "inductor",
 ) -> Net:
     """Return a network that shares the layers of `net`, which is used for inference only, on its device.
 
-    `compile` compiles body, RPN head and semantic head with torch.compile, `cuda_graphs` records them, one graph for
-    each size of the network's input, and `pad_to` pads its sides to multiples, so that there are fewer sizes.
-    InputError without a GPU for graphs, SeamsegError if the compiler does not work here.
+    `compile` compiles body, RPN head and semantic head with torch.compile, and `pad_to` pads the sides of the network's
+    input to multiples, so that there are fewer sizes. SeamsegError if the compiler does not work here.
     """
-    if cuda_graphs and device.type != "cuda":
-        raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
-    if not (compile or cuda_graphs):
-        return net.with_options(pad_to=pad_to)
-    run: Function = CompiledDense(net, device, backend) if compile else net.dense
-    return net.with_options(pad_to=pad_to, run_dense=cuda_graph_cache(run) if cuda_graphs else run)
+    return net.with_options(pad_to=pad_to, run_dense=CompiledDense(net, device, backend) if compile else None)
 
 
 class CompiledDense:
@@ -119,35 +112,41 @@ class CompiledDense:
         return compile_fx(graph, inputs)
 
 
-def input_buffer(x: Tensor) -> Tensor:
-    """Return an empty tensor with the shape, strides, dtype and device of `x`, an inference tensor if `x` is one.
+def input_buffer(x: Any) -> Any:
+    """Return empty tensors with the shape, strides, dtype and device of those of `x`, inference tensors if they are.
 
     Compiled functions are compiled again if an input changes between inference tensors and normal ones.
     """
-    with torch.inference_mode(x.is_inference()), torch.no_grad():
-        return torch.empty_like(x)
+
+    def like(tensor: Tensor) -> Tensor:
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            return torch.empty_like(tensor)
+
+    return _pytree.tree_map(like, x)
 
 
-def fill(buffer: Tensor, x: Tensor) -> None:
+def fill(buffer: Any, x: Any) -> None:
     """Copy `x` into a buffer from :func:`input_buffer`; outside of inference mode inference tensors are read-only."""
     with torch.inference_mode():
-        buffer.copy_(x, non_blocking=True)
+        for kept, new in zip(_pytree.tree_leaves(buffer), _pytree.tree_leaves(x), strict=True):
+            kept.copy_(new, non_blocking=True)
 
 
 class CudaGraph:
-    """A function recorded on a GPU, which must not wait for the GPU, for tensors of the shape of `x`.
+    """A function recorded on a GPU, which must not wait for the GPU, for tensors of the shapes of `x`.
 
     The memory of its input and outputs is fixed: a call copies the input there, replays the graph, and returns copies
-    of the outputs, which the next call does not change. `stream`, on the device of `x`, is for the capture; `shared` is
-    another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also on several
-    streams.
+    of the outputs, which the next call does not change. What the function reads beside its input must stay where it is:
+    it is kept if it is part of the outputs, but no tensor. `stream`, on the device of `x`, is for the capture; `shared`
+    is another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also on
+    several streams.
     """
 
-    def __init__(self, function: Function, x: Tensor, stream: torch.cuda.Stream, shared: CudaGraph | None) -> None:
+    def __init__(self, function: Function, x: Any, stream: torch.cuda.Stream, shared: CudaGraph | None) -> None:
         self._last: Any = torch.cuda.Event() if shared is None else shared._last
         self._input = input_buffer(x)
         fill(self._input, x)
-        with _CAPTURE, torch.cuda.device(x.device):
+        with _CAPTURE, torch.cuda.device(_device_of(x)):
             now = torch.cuda.current_stream()
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
@@ -160,9 +159,9 @@ class CudaGraph:
             with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._outputs = function(self._input)
 
-    def __call__(self, x: Tensor) -> Any:
-        """Return the outputs for a tensor of this shape, in memory of the caller."""
-        stream = torch.cuda.current_stream(x.device)
+    def __call__(self, x: Any) -> Any:
+        """Return the outputs for tensors of these shapes, in memory of the caller."""
+        stream = torch.cuda.current_stream(_device_of(x))
         stream.wait_event(self._last)
         fill(self._input, x)
         self._graph.replay()
@@ -172,7 +171,7 @@ class CudaGraph:
 
 
 class CudaGraphCache:
-    """A function of one tensor that is recorded for a shape at its second use, and replayed from then on.
+    """A function of tensors that is recorded for their shapes at the second use, and replayed from then on.
 
     Shapes that are used once only are run normally, since recording takes as long as several runs. The least recently
     used graph is dropped beyond `max_graphs`, and its shape must be used twice again. Memory: input and outputs of each
@@ -180,7 +179,7 @@ class CudaGraphCache:
     """
 
     def __init__(
-        self, function: Function, record: Callable[[Function, Tensor], Function], max_graphs: int = MAX_GRAPHS
+        self, function: Function, record: Callable[[Function, Any], Function], max_graphs: int = MAX_GRAPHS
     ) -> None:
         self.function = function
         self.record = record
@@ -193,11 +192,12 @@ class CudaGraphCache:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def key(self, x: Tensor) -> Any:
+    def key(self, x: Any) -> Any:
         """Return what must be equal for a graph to be replayed."""
-        return tuple(x.shape), tuple(x.stride()), x.dtype, x.device, x.is_inference()
+        tensors = _pytree.tree_leaves(x)
+        return tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device, t.is_inference()) for t in tensors)
 
-    def __call__(self, x: Tensor) -> Any:
+    def __call__(self, x: Any) -> Any:
         """Return the outputs of the function."""
         key = self.key(x)
         with self._lock:
@@ -215,8 +215,8 @@ class CudaGraphCache:
                     self._used_once.popitem(last=False)
         return self.function(x)
 
-    def _record(self, key: Any, x: Tensor) -> Function | None:
-        """Record the function for a tensor's shape; None if the memory does not suffice."""
+    def _record(self, key: Any, x: Any) -> Function | None:
+        """Record the function for the shapes of tensors; None if the memory does not suffice."""
         del self._used_once[key]
         while len(self._graphs) >= self.max_graphs:
             self._graphs.popitem(last=False)
@@ -251,12 +251,17 @@ def cuda_graph_cache(function: Function, max_graphs: int = MAX_GRAPHS) -> CudaGr
     # a pool that no graph uses any more may be freed
     graphs: WeakSet[CudaGraph] = WeakSet()
 
-    def record(function: Function, x: Tensor) -> CudaGraph:
-        graph = CudaGraph(function, x, stream_of(x.device), next(iter(graphs), None))
+    def record(function: Function, x: Any) -> CudaGraph:
+        graph = CudaGraph(function, x, stream_of(_device_of(x)), next(iter(graphs), None))
         graphs.add(graph)
         return graph
 
     return CudaGraphCache(function, record, max_graphs)
+
+
+def _device_of(x: Any) -> torch.device:
+    device: torch.device = _pytree.tree_leaves(x)[0].device
+    return device
 
 
 def copy_tensors(outputs: Any) -> Any:

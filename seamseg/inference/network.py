@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -14,14 +16,15 @@ from seamseg.checkpoints.bundle import ModelFile, kind_of, load_network
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
-from seamseg.fusion import download
-from seamseg.inference.acceleration import CudaGraphCache, accelerated
+from seamseg.fusion import copy_to_host, download
+from seamseg.inference.acceleration import CudaGraphCache, accelerated, cuda_graph_cache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
-from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
 from seamseg.models.folding import choose_precision, for_inference
-from seamseg.models.network import Network
-from seamseg.structures import PackedSequence
+from seamseg.models.heads.custom import predicted_maps
+from seamseg.models.network import Network, PaddedPredictions
+from seamseg.structures import Features, PackedSequence
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -37,6 +40,12 @@ class TorchNetwork(InferenceNetwork):
 
     `normalise` converts bytes to its input; `augmentation` has the views of each image, None for one plain view, which
     `tta_fusion` merges for a semantic network; `averaged` tells whether the weights are a moving average.
+
+    Attributes
+    ----------
+    fixed_size : whether it computes in tensors whose shapes do not depend on what is found, without waits for the
+        device before the result; on a GPU, but for views
+    graphs : CUDA graphs of :meth:`compute`, if it uses any; they are dropped if the memory does not suffice
     """
 
     def __init__(
@@ -57,6 +66,9 @@ class TorchNetwork(InferenceNetwork):
         self.augmentation = augmentation
         self.tta_fusion = tta_fusion
         self.averaged = averaged
+        self.fixed_size = self.on_gpu and augmentation is None and net.of_parts
+        self.graphs: CudaGraphCache | None = None
+        self._uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.nms_threshold = net.nms_threshold
         self.map_formats = net.map_formats
         if net.predicts_ids:
@@ -73,32 +85,91 @@ class TorchNetwork(InferenceNetwork):
             return 1
         return torch.get_num_threads()
 
-    @property
-    def graph_cache(self) -> CudaGraphCache | None:
-        """CUDA graphs of the network, if it uses any; they are dropped if the memory does not suffice."""
-        run = self.net.options.run_dense
-        return run if isinstance(run, CudaGraphCache) else None
-
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
+        """See :class:`seamseg.maps.predictions.InferenceNetwork`."""
+        return [arrays() for arrays in self.start(images, least_score)]
+
+    def start(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Callable[[], ArrayPrediction]]:
         """See :class:`seamseg.maps.predictions.InferenceNetwork`; without enough memory, again without CUDA graphs."""
         while True:
             try:
-                return self._forward(images, least_score)
+                return self._start(images, least_score)
             except Exception as error:
-                graphs = self.graph_cache
-                if graphs is None or len(graphs) == 0 or not lacks_memory(error):
+                if self.graphs is None or len(self.graphs) == 0 or not lacks_memory(error):
                     raise
             # after the handler: the error keeps tensors of the network alive
-            graphs.clear()
+            self.graphs.clear()
 
-    def _forward(self, images: Sequence[np.ndarray], least_score: float) -> list[ArrayPrediction]:
+    def _start(self, images: Sequence[np.ndarray], least_score: float) -> list[Callable[[], ArrayPrediction]]:
         with torch.inference_mode():
-            on_device = [self.prepare(image) for image in images]
-            if self.augmentation is None:
-                predictions = self.net.predict(PackedSequence(on_device), least_score=least_score)
-            else:
-                predictions = predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
-        return [download(p) for p in predictions]
+            if not self.fixed_size:
+                return [download(p) for p in self._predict(images, least_score)]
+            compute = self.compute if self.graphs is None else self.graphs
+            predictions, found, levels, _ = compute(self._upload(images))
+            sizes = [(image.shape[0], image.shape[1]) for image in images]
+            features = Features(list(levels), predictions[0].size, sizes)
+            of_heads = predicted_maps(self.net.custom_heads, features)
+            # before the copies of the images, so that it is there with each of them
+            on_host = None if found is None else copy_to_host(found)
+            started = []
+            for number, (image, whole) in enumerate(zip(images, predictions)):
+                height, width = sizes[number]
+                semantic = None if whole.semantic is None else whole.semantic[:height, :width]
+                maps = {name: x[:height, :width] for name, x in whole.maps.items()} | of_heads[number]
+                arrays = download(replace(whole, semantic=semantic, size=(height, width), maps=maps))
+                started.append(arrays if on_host is None else partial(self._finish, image, arrays, on_host[number]))
+            return started
+
+    def _finish(self, image: np.ndarray, arrays: Callable[[], ArrayPrediction], found: torch.Tensor) -> ArrayPrediction:
+        """Return the detections of what was computed in fixed sizes, or compute them without if there may be others."""
+        p = arrays()
+        count, complete = found.tolist()
+        if not complete:
+            with torch.inference_mode():
+                return download(self._predict([image])[0])()
+        masks = None if p.mask_logits is None else p.mask_logits[:count]
+        return replace(p, boxes=p.boxes[:count], classes=p.classes[:count], scores=p.scores[:count], mask_logits=masks)
+
+    def _upload(self, images: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send images to the device for :meth:`compute`; neither the host waits, nor what the device computes."""
+        sizes = [image.shape[:2] for image in images]
+        multiple = self.net.options.pad_to
+        height, width = (-(-max(sides) // multiple) * multiple for sides in zip(*sizes))
+        pinned = self._uploads is not None
+        pixels = torch.empty((len(images), height, width, 3), dtype=torch.uint8, pin_memory=pinned)
+        for row, image in zip(pixels.numpy(), images):
+            row[: image.shape[0], : image.shape[1]] = image
+        both = pixels, torch.tensor(sizes, pin_memory=pinned)
+        if self._uploads is None:
+            return both
+        with torch.cuda.stream(self._uploads):
+            sent = both[0].to(self.device, non_blocking=True), both[1].to(self.device, non_blocking=True)
+        now = torch.cuda.current_stream(self.device)
+        now.wait_stream(self._uploads)
+        for x in sent:
+            x.record_stream(now)
+        return sent
+
+    def compute(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> PaddedPredictions:
+        """Predict for images `N x H x W x 3` uint8, and the `(height, width)` of each without its padding, `N x 2`.
+
+        The host does not wait for a GPU; this is what CUDA graphs record.
+        """
+        pixels, sizes = inputs
+        rows, columns = (torch.arange(side, device=pixels.device) for side in pixels.shape[1:3])
+        valid = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None]
+        padded = torch.where(valid[:, None], self.normalise(pixels.permute(0, 3, 1, 2)), 0.0)
+        found: PaddedPredictions = self.net.predict_padded(
+            padded.to(self.net.dtype, memory_format=self.net.memory_format), sizes
+        )
+        return found
+
+    def _predict(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Prediction[torch.Tensor]]:
+        on_device = [self.prepare(image) for image in images]
+        if self.augmentation is None:
+            found: list[Prediction[torch.Tensor]] = self.net.predict(PackedSequence(on_device), least_score=least_score)
+            return found
+        return predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
         """Return the input `3 x H x W` on the device for an image `H x W x 3` uint8."""
@@ -133,6 +204,8 @@ class TrainedModel:
     def build(self, options: InferenceOptions) -> InferenceNetwork:
         """Return the network."""
         opened, device = self._opened, self._device
+        if options.cuda_graphs and device.type != "cuda":
+            raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
         net, report = load_network(opened)
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
@@ -150,8 +223,11 @@ class TrainedModel:
         net = for_inference(cast(Any, net), device, options.precision)
         if options.probabilities:
             net = net.with_options(probabilities=True)
-        net = accelerated(net, device, options.compile, options.cuda_graphs, options.pad_to)
-        return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
+        net = accelerated(net, device, options.compile, options.pad_to)
+        made = TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
+        if options.cuda_graphs:
+            made.graphs = cuda_graph_cache(made.compute)
+        return made
 
     def _state_components(self) -> None:
         """Warn of components of the training that are not imported, or have changed since."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
@@ -235,6 +236,13 @@ class InferenceNetwork(ABC):
         images : `H x W x 3` uint8, at the size of the network's input
         least_score : detections that do not score above may be left out
         """
+
+    def start(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Callable[[], ArrayPrediction]]:
+        """Start what :meth:`run` computes; return a function for each image that waits for its outputs, in any thread.
+
+        On a GPU further images can be started meanwhile.
+        """
+        return [partial(lambda p: p, p) for p in self.run(images, least_score)]
 
 
 def _floats(values: Tensor) -> Any:

@@ -61,6 +61,22 @@ class Losses(NamedTuple):
         return Losses(means, counts)
 
 
+class PaddedPredictions(NamedTuple):
+    """Predictions of a batch in tensors whose shapes depend on its shape only, with rows of 0 after the detections.
+
+    predictions : of each image, in pixels of the padded batch, with a class map of uint8
+    found : int64 `N x 2`, how many rows of each image are detections, and 0 if :meth:`Network.predict` may find others;
+        None if they are all
+    levels : levels of the pyramid for custom heads, whose operations may depend on what is in an image; else none
+    reads : returns what is read beside the input: a CUDA graph does not keep it
+    """
+
+    predictions: list[Prediction[Tensor]]
+    found: Tensor | None = None
+    levels: Sequence[Tensor] = ()
+    reads: Callable[[], Any] | None = None
+
+
 class Network(nn.Module):
     """Base of the networks. Its parts are its children, in the order of the arguments of the class, before the options.
 
@@ -131,6 +147,14 @@ class Network(nn.Module):
         """Return the predictions for normalised images `3 x H x W`, in evaluation mode.
 
         Detections that do not score above `least_score` may be left out.
+        """
+        raise NotImplementedError
+
+    def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
+        """Compute :meth:`predict` of all detections without a wait of the host for the device.
+
+        `padded` are normalised images `N x 3 x H x W`, with their `(height, width)` in `sizes`, int64 `N x 2`. Only for
+        networks :attr:`of_parts`.
         """
         raise NotImplementedError
 

@@ -13,16 +13,19 @@ from seamseg.config.sections import Roi
 from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.roi import ROIHead
-from seamseg.models.heads.rpn import RPNOutputs
-from seamseg.models.network import Network
+from seamseg.models.heads.rpn import Limits, RPNOutputs
+from seamseg.models.heads.select import best_scores
+from seamseg.models.network import Network, PaddedPredictions
 from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.nms import nms
+from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.structures import Features, PackedSequence, upload
+from seamseg.structures import Features, PackedSequence
 
 if TYPE_CHECKING:
     from seamseg.models.panoptic import NetworkOptions
 
+CANDIDATES = 4096
+"""Scored boxes of an image that NMS chooses from where the host does not read how many are usable."""
 _ROI_CHUNK = 256
 """Regions that the ROI head processes together on a CPU; bounds its memory. A GPU processes all at once."""
 
@@ -64,6 +67,24 @@ class PanopticInference(Network):
         rows = zip(detections, masks, features.valid_sizes, maps)
         return [Prediction(*detected, mask, None, size, maps=more) for detected, mask, size, more in rows]
 
+    @torch.no_grad()
+    def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
+        """See :class:`seamseg.models.network.Network`."""
+        dense = (self.options.run_dense or self.dense)(padded)
+        whole = int(padded.shape[-2]), int(padded.shape[-1])
+        rpn_outputs = dense.obj_logits, dense.bbx_logits, [(int(h), int(w)) for h, w in dense.shapes]
+        features = Features(dense.levels, whole, [whole] * len(padded), dense.semantic_logits, rpn_outputs)
+        anchors, obj_logits, bbx_logits = self.score_anchors(features)
+        limits = list(sizes.repeat(1, 2).float())
+        proposals, _ = self.options.proposals.padded(obj_logits, bbx_logits, anchors, limits, training=False)
+        scored = self._score_proposals(features, PackedSequence(list(proposals)), limits)
+        boxes, classes, scores, found = zip(*(self.options.selector.padded(*image) for image in scored))
+        masks = self.mask(features, list(boxes), list(classes))
+        semantic = [None if x is None else x.byte() for x in self.segment(features)]
+        rows = zip(boxes, classes, scores, masks, semantic)
+        levels = dense.levels if self.custom_heads else []
+        return PaddedPredictions([Prediction(*row, whole) for row in rows], torch.stack(found), levels, lambda: anchors)
+
     def encode(self, images: PackedSequence) -> Features:
         """Run the body on images `3 x H x W`."""
         raise NotImplementedError
@@ -78,19 +99,26 @@ class PanopticInference(Network):
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[Detections]:
         """Return the detections of each image, from its proposals."""
+        scored = self._score_proposals(features, proposals, features.valid_sizes)
+        return [self.options.selector(boxes, scores) for boxes, scores in scored]
+
+    def _score_proposals(
+        self, features: Features, proposals: PackedSequence, sizes: Limits
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return a box for each proposal and class, and the scores, of each image, see :class:`DetectionSelector`.
+
+        Proposals of NaN have boxes of NaN; for `sizes` see :func:`seamseg.ops.boxes.clip_boxes`.
+        """
         boxes, index = features.rows(proposals)
-        cls_logits, bbx_logits = self.score_boxes(features, boxes, index)
+        cls_logits, bbx_logits = self.score_boxes(features, boxes.nan_to_num(), index)
         scores = torch.softmax(cls_logits.float(), dim=1)
-        weights = upload(torch.tensor(self.options.bbx_reg_weights, dtype=torch.float32), boxes.device)
+        # made on the device: an upload would be part of a CUDA graph, but its source not
+        weights = torch.stack([boxes.new_full((), weight) for weight in self.options.bbx_reg_weights])
         decoded = decode_boxes(boxes[:, None], bbx_logits.float() / weights)
         # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
         rows = [0 if p is None else p.shape[0] for p in proposals]
-        return [
-            self.options.selector(clip_boxes(part, size), part_scores)
-            for part, part_scores, size in zip(
-                torch.split(decoded, rows), torch.split(scores, rows), features.valid_sizes
-            )
-        ]
+        images = zip(torch.split(decoded, rows), torch.split(scores, rows), sizes)
+        return [(clip_boxes(part, size), part_scores) for part, part_scores, size in images]
 
     def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
@@ -148,14 +176,50 @@ class DetectionSelector:
         class 0 background. Ordered by class, then by decreasing score; by score alone when some had to be left out.
         """
         cls, row = torch.nonzero(self.usable(boxes, scores[:, 1:]).t(), as_tuple=True)
-        boxes, scores = boxes[row, cls], scores[row, cls + 1]
+        boxes, classes, scores, total = self._suppress(boxes[row, cls], scores[row, cls + 1], cls)
+        count = total.tolist()
+        return boxes[:count], classes[:count], scores[:count]
 
-        keep = nms(boxes, scores, self.config.nms_threshold, groups=cls)
-        keep = keep[torch.argsort(cls[keep], stable=True)]
-        if self.config.max_predictions < keep.shape[0]:
-            best = torch.argsort(scores[keep], descending=True, stable=True)
-            keep = keep[best[: self.config.max_predictions]]
-        return boxes[keep], cls[keep], scores[keep]
+    @torch.no_grad()
+    def padded(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Select the detections in tensors whose shapes do not depend on their number: the host does not wait.
+
+        Return boxes `R x 4`, classes and scores `R`, with rows of 0 at the end, R the largest number of detections, and
+        int64 `2`: how many rows are detections, and 1 if they are those of a call. Otherwise 0: more boxes than
+        :data:`CANDIDATES` are usable, and others than the best of them might be detections, too.
+        """
+        proposals, scores = boxes.shape[0], scores[:, 1:]
+        usable = self.usable(boxes, scores)
+        # class by class: the first of equal scores is that of the first class
+        scores = torch.where(usable, scores, -torch.inf).t().flatten()
+        best = best_scores(scores, CANDIDATES)
+        cls, row = best // max(proposals, 1), best % max(proposals, 1)
+        boxes, cls, scores, total = self._suppress(boxes[row, cls], scores[best], cls)
+        most = boxes.shape[0]
+        complete = (usable.sum() <= best.shape[0]) | (total > most)
+        return boxes, cls, scores, torch.stack((total.clamp(max=most), complete.long()))
+
+    def _suppress(self, boxes: Tensor, scores: Tensor, cls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Choose among boxes `M x 4`, those with a score of -inf left out.
+
+        Return the detections in their order, then rows of 0, and how many boxes stay, which may be more than there are
+        rows.
+        """
+        exists, outside = scores > -torch.inf, torch.iinfo(cls.dtype).max
+        # boxes that are left out form a group of their own, in which all but one suppress each other
+        unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
+        group = torch.where(exists, cls, outside)
+        kept, _ = nms_fixed(
+            torch.where(exists[:, None], boxes, unit_box), scores, self.config.nms_threshold, groups=group
+        )
+        exists = (kept >= 0) & exists[kept]
+        total, rows = exists.sum(), min(self.config.max_predictions, kept.shape[0])
+        kept, exists = kept[:rows], exists[:rows]
+        by_class = torch.where(exists, torch.where(total > rows, 0, cls[kept]), outside)
+        order = torch.argsort(by_class, stable=True)
+        kept, exists = kept[order], exists[order]
+        boxes = torch.where(exists[:, None], boxes[kept], 0.0)
+        return boxes, torch.where(exists, cls[kept], 0), torch.where(exists, scores[kept], 0.0), total
 
     def usable(self, boxes: Tensor, scores: Tensor) -> Tensor:
         """Return which boxes `... x 4` may be detections: not empty, and with a score above the threshold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seamseg.maps.predictions import Prediction
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, Network
+from seamseg.models.network import BatchOptions, Losses, Network, PaddedPredictions
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
 from seamseg.structures import Batch, PackedSequence
 
@@ -98,6 +98,15 @@ class SemanticNet(Network):
             raise RuntimeError("SemanticNet.predict: the network is in training mode, call eval() first")
         output = self(images)
         return [self._prediction(x, output.padded_size, size) for x, size in zip(output.logits, output.valid_sizes)]
+
+    @torch.no_grad()
+    def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
+        """See :class:`seamseg.models.network.Network`."""
+        logits, size = (self.options.run_dense or self.dense)(padded), (int(padded.shape[-2]), int(padded.shape[-1]))
+        found = [self._prediction(x, size, size) for x in logits]
+        return PaddedPredictions(
+            [replace(one, semantic=one.semantic.byte()) for one in found if one.semantic is not None]
+        )
 
     def _prediction(self, logits: Tensor, padded_size: tuple[int, int], size: tuple[int, int]) -> Prediction[Tensor]:
         if not self.options.probabilities:

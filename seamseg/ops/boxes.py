@@ -102,9 +102,14 @@ def decode_boxes(boxes: Tensor, codes: Tensor) -> Tensor:
     return torch.cat((centre - half, centre + half), dim=-1)
 
 
-def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Clip boxes to an image of `size` (height, width): every corner is moved into `[0, height] x [0, width]`."""
+def clip_boxes(boxes: Tensor, size: tuple[int, int] | Tensor) -> Tensor:
+    """Clip boxes to an image of `size`: every corner is moved into `[0, height] x [0, width]`.
+
+    The size is `(height, width)`, or a tensor `(height, width, height, width)` on the device of the boxes.
+    """
     check_boxes("clip_boxes", "boxes", boxes, dims=None)
+    if isinstance(size, Tensor):
+        return torch.minimum(boxes.clamp(min=0), size)
     height, width = float(size[0]), float(size[1])
     y = boxes[..., 0::2].clamp(0, height)
     x = boxes[..., 1::2].clamp(0, width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from inference.test_acceleration import as_on_a_gpu
 from PIL import Image
 from support.components import EDGES, assert_refused, component_file, imported_for_a_module
 from support.interruptions import loss_lines
@@ -66,6 +67,11 @@ def test_files_of_the_map(edge_run, micro, tmp_path, seamseg_main):
     assert prediction.maps["edge"].dtype == np.float32
     if prediction.size == image.shape:
         assert np.abs(np.rint(255 * prediction.maps["edge"]) - image).max() <= 1
+    graphs = as_on_a_gpu(model)
+    for _ in range(3):
+        (recorded,) = model.raw([np.array(Image.open(photo))])
+        assert np.array_equal(recorded.maps["edge"], prediction.maps["edge"])
+    assert len(graphs) == 1
 
 
 def test_tiles_merge_the_map(edge_run, micro):

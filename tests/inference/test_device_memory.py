@@ -20,7 +20,7 @@ from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
 from torch.nn import functional
 
-from inference.test_acceleration import image, network, predictor, recorded
+from inference.test_acceleration import as_on_a_gpu, image, network, predictor
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
 from seamseg.inference.acceleration import CudaGraphCache
@@ -225,22 +225,16 @@ def test_out_of_memory_while_recording():
 
 def test_graphs_are_dropped_first(capsys):
     """Before tiles are used."""
-    net, _ = recorded(network())
-    model = predictor(net)
+    model = predictor(network())
+    graphs = as_on_a_gpu(model)
     for _ in range(3):
         model.raw([image((64, 96))])
-    assert len(model.network.graph_cache) == 1
-    inner = net.options.proposals
-
-    class OnlyWithout(type(inner)):
-        def __call__(self, *args, **kwargs):
-            if len(model.network.graph_cache):
-                raise LACKING[1]
-            return inner(*args, **kwargs)
-
-    model.network.net = net.with_options(proposals=OnlyWithout(inner.config))
+    assert len(graphs) == 1
+    (key,) = graphs._graphs
+    graphs._graphs[key] = mock.Mock(side_effect=LACKING[1])
     found = model.raw([image((64, 96), 1)])[0]
     assert capsys.readouterr().err == ""
+    assert len(graphs) == 0
     wanted = predictor(network()).raw([image((64, 96), 1)])[0]
     assert np.array_equal(found.semantic, wanted.semantic)
 

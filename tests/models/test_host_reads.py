@@ -90,6 +90,18 @@ def test_prediction_reads_numbers_of_boxes_only(images):
     assert reads.count == 1 + 2 * images, reads
 
 
+def test_a_prediction_of_fixed_sizes_reads_nothing():
+    """All that a device computes; what waits for the result is not part of it."""
+    torch.manual_seed(0)
+    net = for_inference(build_network(tiny_config(overrides=("rpn.min_size=4",)), 2, 3).eval(), torch.device("cpu"))
+    batch, sizes = torch.randn(3, 3, 64, 96), torch.tensor([[64, 96], [50, 96], [64, 70]])
+    # outside of inference mode, in which torch does not show `int()` to a mode
+    net.predict_padded(batch, sizes)
+    with HostReads() as reads:
+        net.predict_padded(batch, sizes)
+    assert reads.count == 0, reads
+
+
 def test_a_norm_is_seven_operators():
     """One between the passes over the map in each direction; views of the weight carry its gradient."""
     layers = NormSequential(torch.nn.Conv2d(3, 4, 1, bias=False), InPlaceABN(4))

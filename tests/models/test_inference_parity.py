@@ -19,7 +19,9 @@ from torch.nn import functional
 
 from seamseg.fusion import fuse
 from seamseg.maps.panoptic_map import VOID
+from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
+from seamseg.models.panoptic import DenseOutputs
 from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
 
@@ -163,6 +165,28 @@ def check_detections(case, i, found):
 def test_detections(case):
     for i, found in enumerate(case.predictions):
         check_detections(case, i, found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("candidates", [4096, 1024])
+def test_predictions_of_fixed_sizes(case, candidates, monkeypatch):
+    """All of them to the bit, from the features above, or it is known that others may be missing."""
+    first, number = case.net.options.rpn_levels
+    levels, size = case.features.levels, case.features.padded_size
+    shapes = [tuple(x.shape[2:]) for x in levels[first : first + number]]
+    dense = DenseOutputs(levels, case.obj_logits, case.bbx_logits, shapes, case.net.classify(case.features))
+    monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
+    with mock.patch.object(case.net, "dense", return_value=dense):
+        found = case.net.predict_padded(torch.empty(len(case), 3, *size), torch.tensor(case.features.valid_sizes))
+    for one, wanted, (count, complete) in zip(found.predictions, case.predictions, found.found.tolist(), strict=True):
+        height, width = wanted.size
+        assert torch.equal(one.semantic[:height, :width], wanted.semantic)
+        assert complete or candidates < 4096
+        if complete:
+            assert count == len(wanted.scores) > 0
+            for name in ("boxes", "classes", "scores", "mask_logits"):
+                assert torch.equal(getattr(one, name)[:count], getattr(wanted, name)), name
+            assert not one.scores[count:].any()
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from seamseg.models.heads.select import best_scores
 from seamseg.models.network import Network
 from seamseg.models.panoptic import DenseOutputs, PanopticNet
 from seamseg.models.semantic import SemanticNet
-from seamseg.ops.boxes import decode_boxes
+from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
@@ -128,7 +128,7 @@ class DetectionExport(ExportNet):
             missing = (0, 0, 0, make.config.num_pre_nms_val)
             anchors, codes = functional.pad(anchors, missing), functional.pad(codes, missing)
             scores = functional.pad(scores, missing[2:], value=-torch.inf)
-        clip = partial(_clip, limit=limit)
+        clip = partial(clip_boxes, size=limit)
         boxes, scores, _ = make.candidates(scores, codes, anchors, clip, make.config.num_pre_nms_val, self._best)
         # NMS is one operator here, for other engines; in the network it treats all images of a batch at once
         kept, _ = self._nms(boxes[None], scores[None], make.config.nms_threshold, make.config.num_post_nms_val)
@@ -148,7 +148,9 @@ class DetectionExport(ExportNet):
         cls_logits, bbx_logits = self.net.score_boxes(features, proposals, index)
         # class by class, without the background
         scores = torch.softmax(cls_logits.float(), dim=1)[:, 1:].t()
-        boxes = _clip(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(0, 1)
+        boxes = clip_boxes(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(
+            0, 1
+        )
         # of fixed size; the network reads how many boxes are usable, as NMS of all on a GPU would take gigabytes
         scores = torch.where(selector.usable(boxes, scores) & exists, scores, -torch.inf)
         kept, total = self._nms(boxes, scores, selector.config.nms_threshold, rows)
@@ -399,11 +401,6 @@ def valid_pixels(image: Tensor, size: Tensor) -> Tensor:
     """Return which pixels `H x W` of a padded image are within its size."""
     rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
     return (rows < size[0])[:, None] & (columns < size[1])
-
-
-def _clip(boxes: Tensor, limit: Tensor) -> Tensor:
-    """Do what :func:`seamseg.ops.boxes.clip_boxes` does, with a limit `(height, width, height, width)` as a tensor."""
-    return torch.minimum(boxes.clamp(min=0), limit)
 
 
 def _grouped_nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ from seamseg.structures import PackedSequence, Things, upload
 
 Sizes: TypeAlias = Sequence[tuple[int, int]]
 """`(height, width)` of each image without its padding."""
+Limits: TypeAlias = Sequence["tuple[int, int] | Tensor"]
+"""The same, or as tensors, see :func:`seamseg.ops.boxes.clip_boxes`."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class ProposalGenerator:
 
     @torch.no_grad()
     def padded(
-        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
+        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Limits, training: bool
     ) -> tuple[Tensor, Tensor]:
         """Choose the proposals of each image, in tensors whose shapes do not depend on their number.
 

@@ -10,6 +10,7 @@ from support.golden_files import numpy_permutation
 from support.sections import roi, things
 from torch.testing import assert_close
 
+from seamseg.models import panoptic_inference
 from seamseg.models.heads.roi import (
     IGNORED_PIXEL,
     ProposalMatcher,
@@ -191,6 +192,28 @@ def test_detections_equal_the_original(limit):
     assert_close(boxes, ops(f"pred_gen/max{limit}/bbx"), rtol=0, atol=0)
     assert_close(classes, ops(f"pred_gen/max{limit}/cls"), rtol=0, atol=0)
     assert_close(scores, ops(f"pred_gen/max{limit}/obj"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("candidates", [4096, 300, 40])
+@pytest.mark.parametrize("limit", [10, 1000])
+def test_detections_in_fixed_sizes_are_the_same(limit, candidates, monkeypatch):
+    """With ties, and without any: all of them, or it is known that others may be missing."""
+    monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
+    generator, known = torch.Generator().manual_seed(0), 0
+    for threshold, proposals in [(0.05, 200), (0.3, 200), (0.9, 30), (0.05, 0), (0.05, 1)]:
+        select = DetectionSelector(roi(score_threshold=threshold, nms_threshold=0.5, max_predictions=limit))
+        corners = torch.rand(proposals, 4, 2, generator=generator).mul(60).round()
+        boxes = torch.cat((corners, corners + 30), dim=2)
+        boxes[::7] = torch.nan
+        scores = torch.softmax(torch.randn(proposals, 5, generator=generator) * 2, dim=1).mul(20).round() / 20
+        wanted, (*found, state) = select(boxes, scores), select.padded(boxes, scores)
+        count, complete = state.tolist()
+        assert complete or candidates < select.usable(boxes, scores[:, 1:]).sum()
+        known += complete
+        for one, other in zip(found, wanted, strict=True):
+            assert not complete or torch.equal(one[:count], other)
+            assert not one[count:].any()
+    assert known >= (5 if candidates == 4096 else 3)
 
 
 def test_empty_and_undefined_boxes_are_no_detections():
