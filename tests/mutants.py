@@ -47,11 +47,11 @@ TESTS = {
     "tests/ops/test_sync.py::test_statistics_over_given_ranks tests/ops/test_abn_small_scales.py",
     "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_small_scales.py",
     "seamseg/ops/roi_sampling.py": "tests/ops/test_roi_sampling.py "
-    "tests/ops/test_contract.py::test_dispatch[roi_sampling] "
-    "tests/ops/test_contract.py::test_dispatch[roi_sampling_backward]",
+    "tests/ops/test_contract.py::test_dispatch[roi_sampling-few] "
+    "tests/ops/test_contract.py::test_dispatch[roi_sampling_backward-few]",
     "seamseg/ops/upsample.py": "tests/ops/test_upsample.py "
-    "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss] "
-    "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward]",
+    "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss-few] "
+    "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward-few]",
     "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py",
 }
 """Tests of files whose tests have another name."""

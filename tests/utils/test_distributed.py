@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from support.processes import PRELOADED
 from torch.utils.data import DataLoader
 
 from seamseg.utils import distributed as module
@@ -149,6 +150,19 @@ def test_processes_of_this_machine_form_a_group(monkeypatch):
     assert dict(os.environ) == environment
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Fork processes from a server that has loaded torch, which takes longer than such a test."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    start = torch.multiprocessing.start_processes
+
+    def from_server(*given, start_method, **options):
+        return start(*given, start_method="forkserver", **options)
+
+    monkeypatch.setattr(torch.multiprocessing, "start_processes", from_server)
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -171,6 +185,7 @@ class _Broken:
         return os._exit, (3,)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_ends_before_it_joins():
     with pytest.raises(SeamsegError, match=r"^process 1 has ended with code 3$"):
         run_in_processes(2, _ranks, _Broken())
@@ -181,5 +196,6 @@ def _loaded(argument):
         return gather_objects(world, list(DataLoader(argument, batch_size=None, num_workers=1)))
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes_load_data_in_further_ones():
     assert run_in_processes(2, _loaded, ["a"]) == [["a"], ["a"]]
