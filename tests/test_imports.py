@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,16 @@ def _package(path: Path) -> str:
     return _part(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    """What a file consists of."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     """`(line, dotted name below seamseg)` of each import of ours in a file, absolute or relative."""
     own = ("seamseg", *path.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -77,7 +84,7 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def _strings(path: Path) -> Iterator[tuple[int, str]]:
     """`(line, dotted name below seamseg)` of the modules of ours that strings name, but for docstrings and messages."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and re.fullmatch(r"seamseg\.[a-z_.]+", text):
             yield node.lineno, text.removeprefix("seamseg.").rstrip(".")
@@ -100,7 +107,7 @@ def test_every_part_is_in_the_order() -> None:
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.py")), ids=lambda path: path.name)
 def test_scripts_only_call_the_commands_packages(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seamseg."):
             part = (node.module or "").split(".")[1]
             assert part in SCRIPTS_MAY, f"{path.name}: {node.module}"
