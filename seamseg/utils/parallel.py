@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections import deque
@@ -130,19 +129,10 @@ def call_in_thread(function: Callable[[], B]) -> B:
     of them than cores, none spins between operators, and on an otherwise idle CPU small networks take about twice as
     long (docs/reference/performance.md).
 
-    Ctrl-C waits for the function, since Python's end would abort in the middle of an operator; a second one ends the
-    process at once.
+    Ctrl-C waits for the function, since Python's end would abort in the middle of an operator.
     """
-    pool = ThreadPoolExecutor(1)
-    try:
+    with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
-    except KeyboardInterrupt:
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-        pool.shutdown()
-        signal.signal(signal.SIGINT, before)
-        raise
-    finally:
-        pool.shutdown()
 
 
 def threaded_map(
@@ -210,16 +200,6 @@ class BackgroundWriter:
         self._jobs = self._bytes = 0
         self._change = threading.Condition()
         self._error: BaseException | None = None
-        # start them all now: the death of a decoder raises an error anywhere, and one inside of a start breaks the pool
-        started = threading.Barrier(threads + 1)
-        try:
-            for _ in range(threads):
-                self._pool.submit(started.wait)
-            started.wait()
-        except BaseException:
-            started.abort()
-            self._pool.shutdown(wait=False)
-            raise
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from threading import Event, RLock, Thread
+from threading import RLock
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -61,27 +59,6 @@ def counter(desc: str = "") -> Callable[[int, int], None]:
             bar.close()
 
     return report
-
-
-@contextmanager
-def elapsed(desc: str) -> Iterator[None]:
-    """Show every 15 seconds how long work takes whose progress is not known, such as a compilation."""
-    ended, start = Event(), time.monotonic()
-
-    def show() -> None:
-        while not ended.wait(LINE_SECONDS):
-            with tqdm.external_write_mode(sys.stderr):
-                echo(f"{desc}: {time.monotonic() - start:.0f} s ...", file=sys.stderr)
-
-    thread = Thread(target=show, daemon=True)
-    if not _quiet:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if thread.ident is not None:
-            thread.join()
 
 
 class _Lines(tqdm):

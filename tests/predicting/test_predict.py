@@ -6,7 +6,6 @@ import re
 import shutil
 from collections import Counter
 from io import BytesIO
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
 from seamseg.utils.distributed import World
-from seamseg.utils.parallel import BackgroundWriter
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -315,23 +313,6 @@ def test_too_large_network_input(micro_run, tmp_path, seamseg_main, capsys):
     found = capsys.readouterr().err
     assert "skipped" in found
     assert "long.png: the network's input would have 1000000 x 2500 pixels or more" in found
-
-
-def test_threads_that_cannot_start_are_an_error(monkeypatch):
-    """Those that have started end: none waits for the others."""
-    start, started = Thread.start, []
-
-    def failing(thread):
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(Thread, "start", failing)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        BackgroundWriter(threads=2)
-    started[0].join(60)
-    assert not started[0].is_alive()
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
 import tqdm.std
 
 from seamseg.utils import progress as module
-from seamseg.utils.progress import counter, elapsed, is_quiet, progress, set_quiet
+from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -54,20 +53,6 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(progress(range(3), desc="images")) == [0, 1, 2]
     assert "3/3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("quiet", [True, False])
-def test_work_of_one_step_shows_its_time(
-    quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LINE_SECONDS", 0.02)
-    set_quiet(quiet)
-    with elapsed("trace"):
-        time.sleep(0.2)
-    printed = lines(capsys)
-    assert printed == [] if quiet else printed[0] == "trace: 0 s ..."
-    time.sleep(0.1)
-    assert lines(capsys) == []
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -33,7 +33,7 @@ from seamseg.utils.errors import InputError, OutOfMemory, require_packages
 from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
 from seamseg.utils.output import echo
-from seamseg.utils.progress import counter, elapsed, is_quiet, progress
+from seamseg.utils.progress import counter, is_quiet, progress
 from seamseg.utils.synthetic_image import write_synthetic_image
 from seamseg.validation.evaluate import check_same_classes
 
@@ -160,11 +160,10 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     images = None if paths is None else _images(source, paths, metadata, "calibrate")
-    with elapsed("export"):
-        if images is None:
-            _write(net, path, metadata, size, options.opset)
-        else:
-            metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
+    if images is None:
+        _write(net, path, metadata, size, options.opset)
+    else:
+        metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
     differences, times, report = {}, [], counter("compare")
