@@ -62,7 +62,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             return torch.zeros(HEIGHT, WIDTH, dtype=torch.long, device=device)
 
         def ours() -> Tensor:
-            paste_masks_into(ids := empty(), masks, boxes, 0.5)
+            paste_masks_into(ids := empty(), masks.sigmoid(), boxes, 0.5, 1, False)
             return ids
 
         def cropped() -> Tensor:

@@ -194,7 +194,7 @@ def _merge_tensors(
     logits = np.zeros((0, 1, 1), np.float32) if chosen.mask_logits is None else chosen.mask_logits
     # in float64, as on the CPU: what exponentials differ in is lost when they are rounded to float32
     masks = upload(logits).double().sigmoid().float()
-    pasted = labels.paste_probabilities_into(ids, masks, upload(chosen.boxes), overlap_threshold, 1, False)
+    pasted = labels.paste_masks_into(ids, masks, upload(chosen.boxes), overlap_threshold, 1, False)
     classes = torch.zeros(0, dtype=torch.bool, device=device)
     if prediction.semantic is not None:
         semantic = prediction.semantic.byte()

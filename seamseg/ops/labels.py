@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import INTEGERS, check_boxes, check_same_device, define, describe
+from seamseg.ops._library import INTEGERS, check_same_device, define, describe
 from seamseg.ops.reference import labels as plain
 
 _MAX_LABELS = 1 << 24
@@ -59,39 +59,6 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     _fill_free(id_map, labels, ids)
 
 
-def paste_masks_into(
-    id_map: Tensor,
-    mask_logits: Tensor,
-    boxes: Tensor,
-    overlap_threshold: float,
-    first_id: int = 1,
-    keep_empty: bool = False,
-) -> Tensor:
-    """Paste instances one after the other, each onto the pixels still free.
-
-    An instance is dropped if more than the fraction `overlap_threshold` of its pixels are taken. The host does not wait
-    for the GPU. `id_map`, an integer `H x W` (not bool), 0 where free, is written in place. Logits are `K x h x w`,
-    best score first, boxes `K x 4` in pixels of the image.
-
-    Return `K` bool: whether an instance got an id. These are numbered in order from `first_id` on; `id_map` must be
-    able to hold K of them. With `keep_empty` an instance without pixels gets one, as in the original implementation.
-    """
-    if not isinstance(id_map, Tensor) or id_map.dim() != 2 or id_map.dtype not in INTEGERS:
-        raise ValueError(f"paste_masks_into: id_map must be an integer H x W, got {describe(id_map)}")
-    check_boxes("paste_masks_into", "boxes", boxes)
-    floating = isinstance(mask_logits, Tensor) and mask_logits.is_floating_point()
-    if not floating or mask_logits.dim() != 3 or mask_logits.shape[0] != boxes.shape[0]:
-        raise ValueError(
-            f"paste_masks_into: mask_logits must be floating {boxes.shape[0]} x h x w, got {describe(mask_logits)}"
-        )
-    check_same_device("paste_masks_into", id_map=id_map, mask_logits=mask_logits, boxes=boxes)
-    largest = torch.iinfo(id_map.dtype).max
-    if not 0 < first_id <= largest:
-        raise ValueError(f"paste_masks_into: first_id must be 1 to {largest}, the largest id of id_map, got {first_id}")
-    masks = mask_logits.detach().float().sigmoid()
-    return paste_probabilities_into(id_map, masks, boxes.detach().float(), overlap_threshold, first_id, keep_empty)
-
-
 def _check_integers(op: str, name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.dtype not in INTEGERS:
         raise TypeError(f"{op}: {name} must be an integer tensor, got {describe(value)}")
@@ -110,9 +77,18 @@ _fill_free = define("fill_free", plain.fill_free, lambda id_map, labels, ids: No
 _extract_boxes = define(
     "extract_boxes", plain.extract_boxes, lambda id_map, n: id_map.new_empty((n, 4), dtype=torch.float32)
 )
-paste_probabilities_into = define(
+paste_masks_into = define(
     "paste_masks_into",
     plain.paste_masks_into,
     lambda id_map, masks, *rest: masks.new_empty(masks.shape[0], dtype=torch.bool),
 )
-"""The operator, of float32 probabilities in place of logits; it checks shapes and dtypes itself."""
+"""Paste instances one after the other, each onto the pixels still free: `id_map, masks, boxes, overlap_threshold,
+first_id, keep_empty`.
+
+An instance is dropped if more than the fraction `overlap_threshold` of its pixels are taken. The host does not wait
+for the GPU. `id_map`, an integer `H x W` (not bool), 0 where free, is written in place. Masks are probabilities,
+float32 `K x h x w`, best score first, boxes float32 `K x 4` in pixels of the image.
+
+Returns `K` bool: whether an instance got an id. These are numbered in order from `first_id` on; `id_map` must be able
+to hold K of them. With `keep_empty` an instance without pixels gets one, as in the original implementation.
+"""

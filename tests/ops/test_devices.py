@@ -29,7 +29,7 @@ def cases(device):
 
     def pasted(boxes, masks):
         plane = torch.zeros(40, 40, dtype=torch.long, device=boxes.device)
-        paste_masks_into(plane, masks.detach(), boxes, 0.5)
+        paste_masks_into(plane, masks.detach().float().sigmoid(), boxes.float(), 0.5, 1, False)
         return plane
 
     return {

@@ -48,7 +48,7 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
 def paste_masks_into(
     id_map: Tensor, masks: Tensor, boxes: Tensor, overlap_threshold: float, first_id: int, keep_empty: bool
 ) -> Tensor:
-    """See :func:`seamseg.ops.labels.paste_masks_into`, of float32 probabilities.
+    """See :data:`seamseg.ops.labels.paste_masks_into`.
 
     On the host: many small dependent steps are faster there.
     """

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamseg.maps.idmaps import library, reference, segments
-from seamseg.ops.labels import count_labels, extract_boxes, fill_free, paste_probabilities_into
+from seamseg.ops.labels import count_labels, extract_boxes, fill_free, paste_masks_into
 
 FORMS = [library.functions, reference]
 
@@ -27,7 +27,7 @@ def detections(seed, size, count):
 def test_pasting(seed, size, count, keep_empty):
     masks, boxes = detections(seed, size, count)
     wanted = torch.zeros(size, dtype=torch.int32)
-    kept = paste_probabilities_into(wanted, torch.from_numpy(masks), torch.from_numpy(boxes), 0.5, 1, keep_empty)
+    kept = paste_masks_into(wanted, torch.from_numpy(masks), torch.from_numpy(boxes), 0.5, 1, keep_empty)
     for form in FORMS:
         ids = np.zeros(size, np.int32)
         assert np.array_equal(form.paste_masks(ids, masks, boxes, 0.5, keep_empty), kept.numpy())
