@@ -304,8 +304,6 @@ def torch_poolings(network: nn.Module) -> nn.Module:
         for name, child in parent.named_children():
             if isinstance(child, pooling.MaxPool2d):
                 setattr(parent, name, nn.MaxPool2d(child.kernel_size, child.stride, child.padding))
-            elif isinstance(child, pooling.AvgPool2d):
-                setattr(parent, name, nn.AvgPool2d(child.kernel_size, child.stride, child.padding))
     return network
 
 
