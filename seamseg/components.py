@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from seamseg.models.heads.custom import Head as Head
     from seamseg.models.heads.custom import HeadContext as HeadContext
     from seamseg.models.heads.custom import Map as Map
-    from seamseg.models.heads.semantic import SemanticImage as SemanticImage
+    from seamseg.models.heads.custom import SemanticImage as SemanticImage
     from seamseg.predicting.writers.base import OutputFormat as OutputFormat
     from seamseg.predicting.writers.images import ImageFormat as ImageFormat
     from seamseg.training.callbacks import Callback as Callback
@@ -59,7 +59,7 @@ _MODULES = {
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.maps.formats.metadata"),
     "Metric": "seamseg.maps.evaluation.metric",
     **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
-    "SemanticImage": "seamseg.models.heads.semantic",
+    "SemanticImage": "seamseg.models.heads.custom",
     "resize_map": "seamseg.maps.visualize.maps",
 }
 

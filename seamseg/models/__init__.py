@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from seamseg.models.heads.roi import ROIHead
     from seamseg.models.heads.rpn import RPNHead
     from seamseg.models.heads.semantic import SemanticHead
-    from seamseg.models.panoptic import NetworkOptions, PanopticNet
+    from seamseg.models.panoptic import PanopticNet
+    from seamseg.models.panoptic_options import NetworkOptions
 
 _MODULES = {
     **dict.fromkeys(("build_backbone", "norm_factory"), "backbones"),
@@ -21,7 +22,7 @@ _MODULES = {
     "RPNHead": "heads.rpn",
     "SemanticHead": "heads.semantic",
     "PanopticNet": "panoptic",
-    "NetworkOptions": "panoptic",
+    "NetworkOptions": "panoptic_options",
 }
 
 __all__ = [

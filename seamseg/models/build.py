@@ -25,7 +25,8 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
-from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_options import NetworkOptions
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.component_errors import instance_of, named_errors

@@ -2,92 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 
-from seamseg.config import Config
 from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, run_heads
-from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead, ROIOutputs, leading_rows
-from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNOutputs, rpn_losses
-from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, mark_sizes_dynamic
-from seamseg.models.panoptic_inference import DetectionSelector, PanopticInference
+from seamseg.models.heads.roi import ROIHead, ROIOutputs, leading_rows
+from seamseg.models.heads.rpn import RPNOutputs, rpn_losses
+from seamseg.models.network import Losses, mark_sizes_dynamic
+from seamseg.models.panoptic_inference import PanopticInference
+from seamseg.models.panoptic_options import DenseOutputs, NetworkOptions
 from seamseg.structures import Batch, Features, PackedSequence, Things
-
-
-class DenseOutputs(NamedTuple):
-    """Outputs of :meth:`PanopticNet.dense` for a padded batch.
-
-    levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
-    the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
-    """
-
-    levels: list[Tensor]
-    obj_logits: Tensor
-    bbx_logits: Tensor
-    shapes: list[tuple[int, int]]
-    semantic_logits: Tensor | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions(BatchOptions):
-    """Settings of a :class:`PanopticNet`: anchors, samplers, thresholds.
-
-    Parameters
-    ----------
-    num_stuff : stuff classes, which come before the things
-    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
-    proposals : makes proposals from the outputs of the RPN head
-    anchor_matcher, matcher : sample anchors and proposals for training
-    semantic_loss : the loss of the semantic head
-    rois : extracts the features of regions
-    selector : selects detections among the scored boxes
-    bbx_reg_weights : factors of the box codes of the ROI head
-    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
-    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
-    run_dense : runs :meth:`PanopticNet.dense` at inference, for example compiled, with outputs that the caller owns;
-        None runs body and heads in turn
-    """
-
-    num_stuff: int
-    anchors: AnchorGenerator
-    rpn_levels: tuple[int, int]
-    proposals: ProposalGenerator
-    anchor_matcher: AnchorMatcher
-    matcher: ProposalMatcher
-    semantic_loss: SemanticLoss
-    rois: ROIExtractor
-    selector: DetectionSelector
-    bbx_reg_weights: tuple[float, ...]
-    crowd_boxes: bool = False
-    run_dense: Callable[[Tensor], DenseOutputs] | None = None
-
-    @staticmethod
-    def of(config: Config, num_stuff: int) -> NetworkOptions:
-        """Return the options of a configuration, for a data set with this number of stuff classes."""
-        rpn, roi = config.rpn, config.roi
-        if num_stuff == 0:
-            # nothing else says where a mask ends
-            roi = replace(roi, void_is_background=True)
-        levels = slice(rpn.fpn_min_level, rpn.fpn_min_level + rpn.fpn_levels)
-        return NetworkOptions(
-            num_stuff=num_stuff,
-            anchors=AnchorGenerator(rpn, config.fpn.out_strides[levels]),
-            rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
-            proposals=ProposalGenerator(rpn),
-            anchor_matcher=AnchorMatcher(rpn, roi.fixed_samples),
-            matcher=ProposalMatcher(roi),
-            semantic_loss=SemanticLoss(config),
-            rois=ROIExtractor(roi),
-            selector=DetectionSelector(roi),
-            bbx_reg_weights=roi.bbx_reg_weights,
-            channels_last=config.general.channels_last,
-            crowd_boxes=config.kind == "detection",
-        )
 
 
 @dataclass(frozen=True)
@@ -219,8 +147,9 @@ class PanopticNet(PanopticInference):
         return DenseOutputs(outputs, *rpn_outputs, semantic)
 
     def _run_rpn(self, levels: list[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        first, number = self.options.rpn_levels
-        scored: tuple[Tensor, Tensor, list[tuple[int, int]]] = self.rpn_head(levels[first : first + number])
+        config = self.options.anchors.config
+        used = levels[config.fpn_min_level : config.fpn_min_level + config.fpn_levels]
+        scored: tuple[Tensor, Tensor, list[tuple[int, int]]] = self.rpn_head(used)
         return scored
 
     def score_anchors(self, features: Features) -> RPNOutputs:

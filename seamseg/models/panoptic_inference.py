@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seamseg.config.sections import Roi
 from seamseg.maps.predictions import Prediction
+from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import Limits, RPNOutputs
@@ -18,11 +19,12 @@ from seamseg.models.heads.select import best_scores
 from seamseg.models.network import Network, PaddedPredictions
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.nms import nms_fixed
+from seamseg.ops.norm import is_pointwise, run_layers
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
 
 if TYPE_CHECKING:
-    from seamseg.models.panoptic import NetworkOptions
+    from seamseg.models.panoptic_options import NetworkOptions
 
 CANDIDATES = 4096
 """Scored boxes of an image that NMS chooses from where the host does not read how many are usable."""
@@ -113,7 +115,7 @@ class PanopticInference(Network):
         cls_logits, bbx_logits = self.score_boxes(features, boxes.nan_to_num(), index)
         scores = torch.softmax(cls_logits.float(), dim=1)
         # made on the device: an upload would be part of a CUDA graph, but its source not
-        weights = torch.stack([boxes.new_full((), weight) for weight in self.options.bbx_reg_weights])
+        weights = torch.stack([boxes.new_full((), x) for x in self.options.selector.config.bbx_reg_weights])
         decoded = decode_boxes(boxes[:, None], bbx_logits.float() / weights)
         # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
         rows = [0 if p is None else p.shape[0] for p in proposals]
@@ -132,7 +134,7 @@ class PanopticInference(Network):
         all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
         index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
         chunks = self._roi_chunks(features, all_boxes, index)
-        masks = torch.cat([self.roi_head.masks_of(x, all_classes[chunk]).float() for x, chunk in chunks])
+        masks = torch.cat([masks_of(self.roi_head, x, all_classes[chunk]).float() for x, chunk in chunks])
         return list(torch.split(masks, [b.shape[0] for b in boxes]))
 
     def _roi_chunks(self, features: Features, boxes: Tensor, index: Tensor) -> Iterator[tuple[Tensor, slice]]:
@@ -149,6 +151,23 @@ class PanopticInference(Network):
         if logits is None:
             return [None] * len(features.valid_sizes)
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
+
+
+def masks_of(head: ROIHead, x: Tensor, classes: Tensor) -> Tensor:
+    """Return mask logits `K x 28 x 28` of features `K x C x 14 x 14`, for the thing class of each region (`K`)."""
+    if getattr(head.masks, "__func__", None) is not ROIHead.masks or not is_pointwise(head.roi_msk):
+        masks = head.masks(x)
+        # not by two indices, a GatherND in ONNX, which some engines do not check
+        return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
+    # without the logits of the other classes
+    weight, bias = head.roi_msk.weight.flatten(1)[classes], head.roi_msk.bias
+    *layers, enlarge, norm = head.conv
+    x = run_layers(layers, x)
+    if type(enlarge) is FoldedUpsampling:
+        logits = enlarge.project(x, weight)
+    else:
+        logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
+    return logits if bias is None else logits + bias[classes, None, None]
 
 
 def scoring_above(least_score: float, detections: list[Detections]) -> list[Detections]:

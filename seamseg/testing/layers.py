@@ -18,8 +18,7 @@ from seamseg.config import Config
 from seamseg.config.components import Component
 from seamseg.data.loader import collate
 from seamseg.maps.panoptic_map import VOID
-from seamseg.models.heads.custom import run_heads
-from seamseg.models.heads.semantic import SemanticImage
+from seamseg.models.heads.custom import SemanticImage, run_heads
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prepare_batch

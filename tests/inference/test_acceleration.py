@@ -34,7 +34,7 @@ from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic import DenseOutputs
+from seamseg.models.panoptic_options import DenseOutputs
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import SeamsegError

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from seamseg.inplace_abn import ABN, InPlaceABN, InPlaceABNSync, convert, to_batchnorm
 from seamseg.models.build import build_network
+from seamseg.models.panoptic_inference import masks_of
 from seamseg.ops.norm import NormSequential
 from seamseg.structures import PackedSequence
 
@@ -140,7 +141,7 @@ def test_panoptic_network(mode):
         with torch.inference_mode():
             features = network.encode(images)
             rois = network.options.rois(features.levels, boxes, index, features.padded_size)
-            masks = network.roi_head.masks_of(rois, classes)
+            masks = masks_of(network.roi_head, rois, classes)
             scores = network.score_anchors(features)[1:]
             cls, bbx = network.score_boxes(features, boxes, index)
             found.append([*features.levels, *scores, cls, bbx, masks, network.sem_head(features.levels)])

@@ -10,7 +10,7 @@ from support.networks import ROOT, narrow_module, tiny_config, toy_batch
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.panoptic import NetworkOptions
+from seamseg.models.panoptic_options import NetworkOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 

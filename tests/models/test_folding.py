@@ -23,6 +23,7 @@ from seamseg.models.folding import choose_precision, fold_abn, fold_layers, for_
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
+from seamseg.models.panoptic_inference import masks_of
 from seamseg.ops import fused
 from seamseg.ops.fused import FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, NormSequential
@@ -49,7 +50,7 @@ def outputs(net, size=(70, 90)):
     found = [*features.levels, obj_logits, bbx_logits, cls, bbx]
     if net.roi_head.with_masks:
         rois = net.options.rois(features.levels, boxes, index, features.padded_size)
-        found.append(net.roi_head.masks_of(rois, classes))
+        found.append(masks_of(net.roi_head, rois, classes))
     if net.sem_head is not None:
         found.append(net.sem_head(features.levels))
     return found
@@ -252,7 +253,7 @@ def test_what_users_change_in_heads_is_part_of_training_and_inference(name):
     folded = fold_abn(net)
     same(outputs(folded), outputs(net))
     x, classes = torch.randn(2, net.roi_head.conv.conv1.in_channels, *net.roi_head.roi_size), torch.tensor([0, 1])
-    same([folded.roi_head.masks_of(x, classes)], [net.roi_head(x)[2][torch.arange(2), classes]])
+    same([masks_of(folded.roi_head, x, classes)], [net.roi_head(x)[2][torch.arange(2), classes]])
 
 
 def test_parts_of_others_are_not_folded():

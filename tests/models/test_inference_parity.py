@@ -21,7 +21,7 @@ from seamseg.fusion import fuse
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic import DenseOutputs
+from seamseg.models.panoptic_options import DenseOutputs
 from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
 
@@ -171,7 +171,8 @@ def test_detections(case):
 @pytest.mark.parametrize("candidates", [4096, 1024])
 def test_predictions_of_fixed_sizes(case, candidates, monkeypatch):
     """All of them to the bit, from the features above, or it is known that others may be missing."""
-    first, number = case.net.options.rpn_levels
+    rpn = case.net.options.anchors.config
+    first, number = rpn.fpn_min_level, rpn.fpn_levels
     levels, size = case.features.levels, case.features.padded_size
     shapes = [tuple(x.shape[2:]) for x in levels[first : first + number]]
     dense = DenseOutputs(levels, case.obj_logits, case.bbx_logits, shapes, case.net.classify(case.features))

@@ -23,7 +23,8 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.network import Network
-from seamseg.models.panoptic import DenseOutputs, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_options import DenseOutputs
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.nms import nms_fixed
@@ -87,7 +88,7 @@ class DetectionExport(ExportNet):
         proposals, roi = net.options.proposals.config.num_post_nms_val, net.options.selector.config
         self.rows = min(roi.max_predictions, proposals * net.roi_head.num_things)
         self.code_weights: Tensor
-        self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
+        self.register_buffer("code_weights", torch.tensor(roi.bbx_reg_weights, dtype=torch.float32))
         for i, stride in enumerate(net.options.anchors.strides):
             self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
         masks, classmap = ("mask_logits",) * net.roi_head.with_masks, ("classmap",) * (net.sem_head is not None)

@@ -7,22 +7,25 @@ snapshots, prediction in tiles and of several views, files (docs/how-to/extend.m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config import Config
+from seamseg.config.components import Component
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.predictions import MapFormat
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.network import Terms
+from seamseg.ops.upsample import upsample_cross_entropy
 from seamseg.structures import Batch, Features
 from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import SeamsegError
 
 __all__ = ["Head", "HeadContext", "Map", "MapFormat"]
 
@@ -183,6 +186,47 @@ def checked_losses(declared: Mapping[str, Any], keys: Any, found: Any) -> Terms:
         if torch.is_grad_enabled() and not (unused or mean.requires_grad) and count > 0:
             raise ValueError(f"{name} is a constant, without gradient: do not detach it, or give it the weight 0")
     return {name: found[name] for name in declared}
+
+
+class SemanticImage(NamedTuple):
+    """Logits and target of one image, for a loss of the semantic head.
+
+    Attributes
+    ----------
+    logits : float32 `classes x h x w`
+    padded_size : `(height, width)` to which the logits are upsampled
+    target : class of each pixel, int64 `H x W` of the valid size, the upper left part of the padded one; 255 void
+    """
+
+    logits: Tensor
+    padded_size: tuple[int, int]
+    target: Tensor
+
+    @property
+    def upsampled(self) -> Tensor:
+        """The logits of each pixel, `classes x H x W`."""
+        height, width = self.target.shape
+        full = functional.interpolate(self.logits[None], self.padded_size, mode="bilinear", align_corners=False)
+        return full[0, :, :height, :width]
+
+    @property
+    def cross_entropy(self) -> Tensor:
+        """The cross-entropy of each pixel, `H x W`, 0 for void; without :attr:`upsampled` in memory."""
+        height, width = self.target.shape
+        return upsample_cross_entropy(self.logits, self.padded_size, (height, width), self.target)
+
+
+ImageLoss: TypeAlias = Callable[[SemanticImage], Tensor]
+
+
+def custom_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
+    """Call the function of a user; SeamsegError if it does not return the loss of an image."""
+    with named_errors(component.section, component.module):
+        loss: Tensor = component.make(image, keys)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        given = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise SeamsegError(f"{component.section} ({component.file}): must return a scalar tensor, returned {given}")
+    return loss
 
 
 def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[str, Tensor]]:

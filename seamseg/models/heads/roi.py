@@ -13,12 +13,11 @@ from torch.nn import functional
 
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.rpn import BACKGROUND, box_targets
 from seamseg.models.heads.select import nth_true, rank_samples
 from seamseg.models.network import Terms
 from seamseg.ops.boxes import box_area, crowd_fraction, match_boxes, smooth_l1
-from seamseg.ops.norm import NormSequential, is_inplace, is_pointwise, is_tiling, run_layers
+from seamseg.ops.norm import NormSequential, is_inplace, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
 from seamseg.structures import PackedSequence, Things, upload
 
@@ -111,22 +110,6 @@ class ROIHead(nn.Module):
             x = x if rows is None else x[rows]
         logits: Tensor = self.roi_msk(x)
         return logits
-
-    def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
-        """Return mask logits `K x 28 x 28` of features `K x C x 14 x 14`, for the thing class of each region (`K`)."""
-        if getattr(self.masks, "__func__", None) is not ROIHead.masks or not is_pointwise(self.roi_msk):
-            masks = self.masks(x)
-            # not by two indices, a GatherND in ONNX, which some engines do not check
-            return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
-        # without the logits of the other classes
-        weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
-        *layers, enlarge, norm = self.conv
-        x = run_layers(layers, x)
-        if type(enlarge) is FoldedUpsampling:
-            logits = enlarge.project(x, weight)
-        else:
-            logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
-        return logits if bias is None else logits + bias[classes, None, None]
 
     def forward(
         self, x: Tensor, rows: Tensor | None = None, rows_only: bool = False
@@ -254,9 +237,8 @@ def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> T
 
 def labels_of(match: Tensor, classes: Tensor) -> Tensor:
     """Return the labels, int64 `M`, of samples by their match `M` and the classes `G` of the boxes; 0 = background."""
-    if classes.shape[0] == 0:
-        return torch.zeros_like(match)
-    return torch.where(match == BACKGROUND, 0, classes[match.clamp(min=0)] + 1)
+    # before the first class stands that of the background
+    return functional.pad(classes + 1, (1, 0))[match + 1]
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config import Config
-from seamseg.config.components import Component, register
+from seamseg.config.components import register
 from seamseg.config.sections import Sem
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.heads.custom import ImageLoss, SemanticImage, custom_loss
 from seamseg.models.network import Terms
 from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
 from seamseg.ops.pooling import box_filter_pool
-from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
+from seamseg.ops.upsample import upsample_ohem_loss
 from seamseg.structures import Batch
-from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import SeamsegError
 
 
 class MiniDeepLab(nn.Module):
@@ -99,42 +98,11 @@ def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:
     return target
 
 
-class SemanticImage(NamedTuple):
-    """Logits and target of one image, for a loss of the semantic head.
-
-    Attributes
-    ----------
-    logits : float32 `classes x h x w`
-    padded_size : `(height, width)` to which the logits are upsampled
-    target : class of each pixel, int64 `H x W` of the valid size, the upper left part of the padded one; 255 void
-    """
-
-    logits: Tensor
-    padded_size: tuple[int, int]
-    target: Tensor
-
-    @property
-    def upsampled(self) -> Tensor:
-        """The logits of each pixel, `classes x H x W`."""
-        height, width = self.target.shape
-        full = functional.interpolate(self.logits[None], self.padded_size, mode="bilinear", align_corners=False)
-        return full[0, :, :height, :width]
-
-    @property
-    def cross_entropy(self) -> Tensor:
-        """The cross-entropy of each pixel, `H x W`, 0 for void; without :attr:`upsampled` in memory."""
-        height, width = self.target.shape
-        return upsample_cross_entropy(self.logits, self.padded_size, (height, width), self.target)
-
-
 @register("loss", "cross_entropy")
 def cross_entropy(image: SemanticImage, keys: Sem) -> Tensor:
     """Return the mean cross-entropy of the hardest pixels, the fraction `ohem` (docs/contract.md, section 4)."""
     height, width = image.target.shape
     return upsample_ohem_loss(image.logits, image.padded_size, (height, width), image.target, keys.ohem)
-
-
-ImageLoss: TypeAlias = Callable[[SemanticImage], Tensor]
 
 
 def semantic_loss(logits: Tensor, padded_size: tuple[int, int], targets: Sequence[Tensor], loss: ImageLoss) -> Tensor:
@@ -158,7 +126,7 @@ class SemanticLoss:
     def image_loss(self) -> ImageLoss:
         """The loss of one image."""
         component, keys = self.config.component("loss")
-        return partial(component.make, keys=keys) if component.built_in else partial(_custom_loss, component, keys)
+        return partial(component.make, keys=keys) if component.built_in else partial(custom_loss, component, keys)
 
     def __call__(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> Terms:
         """Return `sem_loss` of logits `N x classes x h x w`, and the number of images with ground truth."""
@@ -169,13 +137,3 @@ class SemanticLoss:
         labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
         loss = semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss)
         return {"sem_loss": (loss, len(classes))}
-
-
-def _custom_loss(component: Component, keys: Any, image: SemanticImage) -> Tensor:
-    """Call the function of a user; SeamsegError if it does not return the loss of an image."""
-    with named_errors(component.section, component.module):
-        loss: Tensor = component.make(image, keys)
-    if not isinstance(loss, Tensor) or loss.ndim:
-        given = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise SeamsegError(f"{component.section} ({component.file}): must return a scalar tensor, returned {given}")
-    return loss

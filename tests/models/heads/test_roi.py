@@ -23,7 +23,7 @@ from seamseg.models.heads.roi import (
     of_class,
 )
 from seamseg.models.heads.rpn import BACKGROUND, box_targets
-from seamseg.models.panoptic_inference import DetectionSelector
+from seamseg.models.panoptic_inference import DetectionSelector, masks_of
 from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
@@ -179,7 +179,7 @@ def test_masks_of_the_chosen_classes_are_those_of_all():
     torch.manual_seed(0)
     head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN).eval()
     x, classes = torch.randn(5, 6, 14, 14), torch.tensor([2, 0, 1, 2, 0])
-    assert_close(head.masks_of(x, classes), head.masks(x)[torch.arange(5), classes])
+    assert_close(masks_of(head, x, classes), head.masks(x)[torch.arange(5), classes])
 
 
 # Detections

@@ -12,12 +12,11 @@ from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
+from seamseg.models.heads.custom import SemanticImage, custom_loss
 from seamseg.models.heads.semantic import (
     MiniDeepLab,
     SemanticHead,
-    SemanticImage,
     SemanticLoss,
-    _custom_loss,
     cross_entropy,
     semantic_loss,
     semantic_target,
@@ -161,7 +160,7 @@ def test_what_a_loss_of_the_user_returns(made, problem):
     """It is passed on, or the error says what it is."""
     own = SimpleNamespace(section="loss mine", module=__name__, file="mine.py", make=lambda image, keys: made)
     if not problem:
-        assert _custom_loss(own, None, None) is made
+        assert custom_loss(own, None, None) is made
         return
     with pytest.raises(SeamsegError, match=rf"^loss mine \(mine\.py\): must return {problem}$"):
-        _custom_loss(own, None, None)
+        custom_loss(own, None, None)
