@@ -14,21 +14,37 @@ from seamseg.ops.boxes import crowd_fraction
 from seamseg.structures import Features, PackedSequence, Things
 
 
-@pytest.mark.parametrize("keys", ["roi.fixed_samples=yes", "roi.fixed_samples=no"])
-def test_empty_images_give_the_roi_head_gradients_of_zero(keys):
-    """Also images of void only."""
-    module, batch = narrow_module(keys), toy_batch((64, 64), (64, 64), empty=(0, 1))
+@pytest.mark.parametrize(
+    ("keys", "mode", "kind"),
+    [
+        ("roi.fixed_samples=yes", "bn", "panoptic"),
+        *(("roi.fixed_samples=no", mode, "panoptic") for mode in ("bn", "syncbn", "syncbn+gn", "off")),
+        ("roi.fixed_samples=no", "bn", "detection"),
+    ],
+)
+def test_empty_images_give_the_roi_head_gradients_of_zero(keys, mode, kind):
+    """Also images of void only; without rows its norms keep their statistics; levels of regions get gradients, too."""
+    module, batch = narrow_module(keys, mode=mode, kind=kind), toy_batch((64, 64), (64, 64), empty=(0, 1))
+    before = {name: buffer.clone() for name, buffer in module.net.roi_head.named_buffers()}
     for mask in batch.masks:
         mask.zero_()
     found = module(batch)
     losses, counts = found.means, found.counts
-    for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
+    of_head = [name for name in losses if name.startswith("roi_")]
+    assert len(of_head) == (3 if kind == "panoptic" else 2)
+    for name in of_head:
         assert losses[name] == counts[name] == 0
         assert losses[name].requires_grad
-    assert losses["sem_loss"] == 0
-    sum(losses.values()).backward()
+    assert losses.get("sem_loss", 0) == 0
+    sum(losses[name] for name in of_head).backward(retain_graph=True)
     assert all(p.grad is not None and not p.grad.any() for p in module.net.roi_head.parameters())
+    assert all(not p.grad.any() for p in module.net.body.parameters() if p.grad is not None)
+    assert module.net.body.fpn.output[0].conv.weight.grad is not None
+    sum(losses.values()).backward()
     assert all(p.grad.isfinite().all() for p in module.net.parameters())
+    if keys.endswith("no"):
+        assert all(torch.equal(buffer, before[name]) for name, buffer in module.net.roi_head.named_buffers())
+    assert all(layer.training for layer in module.modules())
 
 
 def test_no_detection_and_no_proposal_at_all():

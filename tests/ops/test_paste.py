@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
-from support.op_contract import with_threads
+from support.op_contract import same_with_threads
 
 from seamseg.maps.idmaps import segments
 from seamseg.ops.labels import paste_masks_into
@@ -105,13 +105,15 @@ def test_kernel_equals_plain(seed, count, size, cells, overlap, keep_empty, dtyp
 
 def test_large_crops_and_threads():
     ids, masks, boxes = scene(1, 20, (700, 1100), (28, 28))
-    masks, planes = masks.sigmoid(), [ids.clone() for _ in range(3)]
-    own = iter(planes)
-    results = with_threads((1, 2, 3), lambda: paste_masks_into(next(own), masks, boxes, 0.5, 1, False))
-    wanted = paste_masks_into_plain(ids, masks, boxes, 0.5, 1, False)
-    for plane, kept in zip(planes, results):
-        assert torch.equal(kept, wanted)
-        assert torch.equal(plane, ids)
+    masks = masks.sigmoid()
+
+    def run():
+        plane = ids.clone()
+        return paste_masks_into(plane, masks, boxes, 0.5, 1, False), plane
+
+    kept, plane = same_with_threads(run)
+    assert torch.equal(kept, paste_masks_into_plain(ids, masks, boxes, 0.5, 1, False))
+    assert torch.equal(plane, ids)
     assert ids.max() > 1
 
 

@@ -183,28 +183,3 @@ def test_processes_train_the_same_weights_with_both_ways():
     of_all = (same_weights, 1, 8), (same_weights, 2, 4)
     in_processes(2, *of_all, *of_heads, (changing_parameters,), seconds=600)
     in_processes(3, (same_weights, 1, 4))
-
-
-@pytest.mark.parametrize(("norm", "kind"), [*((norm, "panoptic") for norm in (*NORMS, "off")), ("bn", "detection")])
-def test_zero_rows_do_not_change_losses_and_gradients(norm, kind):
-    with in_float64():
-        overrides = (f"general.kind={kind}", "body.gn_groups=4")
-        config = config_from_string(CONFIG.format(norm=norm), overrides=overrides)
-        module = build_training_module(config, 2, 2).double()
-        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        nothing = batch_of(images_of(3, 1)[0])
-        losses = module(nothing)
-        of_head = [name for name in losses.means if name.startswith("roi_")]
-        assert of_head
-        assert all(losses.means[name].requires_grad for name in of_head)
-        assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in of_head)
-        sum(losses.means[name] for name in of_head).backward()
-        for name, parameter in module.net.roi_head.named_parameters():
-            assert parameter.grad is not None, name
-            assert not parameter.grad.any(), name
-        # levels that only regions are looked up on get theirs, too
-        assert all(not p.grad.any() for p in module.net.body.parameters() if p.grad is not None)
-        assert module.net.body.fpn.output[0].conv.weight.grad is not None
-        after = dict(module.named_buffers())
-        assert all(torch.equal(after[n], b) for n, b in before.items() if n.startswith("net.roi_head."))
-        assert all(layer.training for layer in module.modules())
