@@ -126,7 +126,6 @@ NUMBERS = {
     "serve RUN --port 0": f"{OF_MODELS} port batch-size batch-wait queue max-upload max-megapixels timeout",
     "evaluate RUN DATA --json s.json": OF_MODELS,
     "evaluate --gt GT --pred GT --json s.json": "workers",
-    "export RUN m.onnx": "opset",
     "export RUN m.onnx --int8 DATA": "calibrate",
     "report EV --out r.html": "images size",
     "demo --out OUT": "train val seed",
@@ -137,7 +136,7 @@ NUMBERS = {
     "prepare check DATA --json s.json": "samples workers",
 }
 """The options with a number, by the command with its other arguments."""
-LIMITED = "workers train val pad-to tile-overlap opset port size crop scale hold-out anonymize-score"
+LIMITED = "workers train val pad-to tile-overlap port size crop scale hold-out anonymize-score"
 LIMITED = f"{LIMITED} score-threshold overlap-threshold".split()
 """Those that have a largest number."""
 INPUT_SIZE = ("--shortest-size", "--longest-max-size")

@@ -25,7 +25,7 @@ from seamseg.contrib.exported.onnx_engines import open_onnx
 from seamseg.contrib.exported.package import PackageSession
 from seamseg.inference.images import as_image, network_input
 from seamseg.maps.folder import DatasetFolder
-from seamseg.maps.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, OPSETS, ExportedMetadata
+from seamseg.maps.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.base import Backbone
 from seamseg.utils.device_memory import lacks_memory
@@ -129,12 +129,8 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     if options.precision not in chosen.precisions:
         known = ", ".join(chosen.precisions)
         raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")
-    if options.opset is not None and path.suffix != ".onnx":
-        raise InputError(f"`opset={options.opset}`: only ONNX files have such operators, not {path.name}")
     if options.int8 is not None and path.suffix != ".onnx":
         raise InputError(f"`int8={options.int8}`: only ONNX files are quantised, not {path.name}")
-    if options.opset not in (None, *OPSETS):
-        raise InputError(f"`opset={options.opset}`: choose {' or '.join(map(str, OPSETS))}")
     require_packages(*chosen.packages, what=str(path), extra="export")
     return chosen
 
@@ -161,15 +157,16 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     images = None if paths is None else _images(source, paths, metadata, "calibrate")
     if images is None:
-        _write(net, path, metadata, size, options.opset)
+        _write(net, path, metadata, size)
     else:
-        metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
+        metadata = _write_int8_onnx(net, images, path, metadata, size)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
     differences, times, report = {}, [], counter("compare")
+    maps = (*metadata.maps, *("ids",) * metadata.with_ids)
     for name, inputs in compared.items():
         found = dict(zip(names, session.run(names, inputs)))
-        differences[name] = compare(_run(eager, inputs), found, inputs, metadata)
+        differences[name] = compare(_run(eager, inputs), found, inputs, maps)
         for _ in range(_ROUNDS):
             times.append(_times(eager, session, inputs))
             report(len(times), len(compared) * _ROUNDS)
@@ -197,11 +194,11 @@ def _is_free(source: ExportSource, path: Path, options: ExportOptions) -> bool:
     return True
 
 
-def _write(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None) -> None:
+def _write(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
     if target.suffix == ".onnx":
         from seamseg.contrib.deploy.onnx import write_onnx
 
-        write_onnx(net, target, metadata, size, opset or OPSETS[0])
+        write_onnx(net, target, metadata, size)
     else:
         from seamseg.contrib.deploy.aoti import write_package
 
@@ -214,14 +211,13 @@ def _write_int8_onnx(
     path: Path,
     metadata: ExportedMetadata,
     size: tuple[int, int],
-    opset: int | None,
 ) -> ExportedMetadata:
     """Write an int8 file, calibrated with images; return its metadata."""
     from seamseg.contrib.deploy.quantize import quantise_file
 
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         plain = Path(folder, "float.onnx")
-        _write(net, plain, metadata, size, opset)
+        _write(net, plain, metadata, size)
         return quantise_file(plain, path, map(metadata.inputs, images))
 
 

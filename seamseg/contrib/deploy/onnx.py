@@ -20,26 +20,26 @@ import torch
 from onnxscript.onnx_opset import opset20
 
 from seamseg.contrib.deploy.network import ExportNet, example_inputs, failures_in_one_line, trace
-from seamseg.maps.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.ops.activation import ACTIVATIONS
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
 from seamseg.utils.output import quiet_logs
 
 op: Any = opset20
+_OPSET = 20
+"""The lowest version of the operators with all that are used; engines lack the RoiAlign of 22."""
 _MAX_BYTES = 2 << 30
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def write_onnx(
-    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int = OPSETS[0]
-) -> None:
+def write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
     """Write a network, exported with `standard_ops`, as an ONNX file, atomically.
 
     `size` is `(height, width)` of the example that is traced: that of the metadata, or any that is allowed.
     """
     with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net, metadata.size is None):
-        model = _convert(net, size, opset, metadata)
+        model = _convert(net, size, metadata)
     model.producer_name, model.producer_version = "seamseg", metadata.version
     onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
     if (length := model.ByteSize()) >= _MAX_BYTES:
@@ -50,7 +50,7 @@ def write_onnx(
         temporary.write_bytes(model.SerializeToString())
 
 
-def _convert(net: ExportNet, size: tuple[int, int], opset: int, metadata: ExportedMetadata) -> onnx.ModelProto:
+def _convert(net: ExportNet, size: tuple[int, int], metadata: ExportedMetadata) -> onnx.ModelProto:
     """Return a network as an ONNX model, without the metadata."""
     program = trace(net, size, metadata.multiple, metadata.sides)
     with _quiet():
@@ -58,7 +58,7 @@ def _convert(net: ExportNet, size: tuple[int, int], opset: int, metadata: Export
             program,
             input_names=list(example_inputs(net, size)),
             output_names=list(net.output_names),
-            opset_version=opset,
+            opset_version=_OPSET,
             custom_translation_table=translations(),
             external_data=False,
             verbose=False,

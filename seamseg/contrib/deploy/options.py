@@ -36,7 +36,6 @@ class ExportOptions:
     precision: str = option("compute type of the file (default: fp32)", "fp32", "P")
     int8: str | Path | None = option("quantise to int8, calibrated with images of this data set folder", None, "DATA")
     calibrate: int | None = option("images of `int8`, evenly spaced in its train_set (default: 64)", None, "N")
-    opset: int | None = option("version of the operators of an ONNX file (default: 20)", None, "N")
     check: Sequence[str | Path] = option(
         "images to compare the file with the network on (default: a generated one)", (), "PHOTO", several="words"
     )

@@ -28,8 +28,6 @@ QUERY_OUTPUTS = ("class_logits", "mask_logits")
 """Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.query_classes`."""
 PARTS = ("all", "dense")
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-OPSETS = (20, 21)
-"""Versions of ONNX operators: the lowest with all of them, and the last before a RoiAlign that engines lack."""
 THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
 """Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
 

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.usefixtures("narrow")
         (("a.onnx", "--size", "16x512"), "--size: height and width must be 32 to 8192"),
         (("a.onnx", "--size", "64x64", "--dynamic"), "--size and --dynamic are mutually exclusive"),
         (("a.onnx", "--precision", "bf16"), "--precision bf16: ONNX files are exported in fp32"),
-        (("a.onnx", "--opset", "19"), "--opset 19: choose 20 or 21"),
-        (("a.pt2", "--opset", "20"), "--opset 20: only ONNX files have such operators, not a.pt2"),
     ],
 )
 def test_bad_options(

@@ -12,13 +12,10 @@ from support.micro import micro, seamseg_main
 from support.tiny_transformers import SIDE, photo, save
 
 import seamseg
-from seamseg.contrib.deploy.compare import compare
 from seamseg.contrib.deploy.export import export_model
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.contrib.exported.network import open_exported
 from seamseg.inference.options import InferenceOptions
-from seamseg.maps.formats.exported import ExportedMetadata
-from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 __all__ = ["micro", "seamseg_main"]
@@ -45,7 +42,6 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
     assert report.metadata.size == ((SIDE, SIDE) if square else SIZE)
     assert (report.metadata.licence, report.metadata.metadata.num_thing) == ("mit", 8)
     (difference,) = report.differences.values()
-    assert min(difference.equal_pixels or 0, difference.equal_segments or 0) > 0.999
     assert difference.values is not None
     assert difference.values < 1e-3
     options = SURE if square else {**SURE, "shortest_size": SIZE[0]}
@@ -119,63 +115,3 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     other = save("maskformer", tmp_path / "maskformer")
     near = f"`size=64x100`: height and width must be multiples of 32 for {other}; near are 64x96 and 64x128"
     assert refusal(other, out, size=(64, 100)) == near
-
-
-def exported(num_stuff: int) -> ExportedMetadata:
-    """What a file of a network of five classes states, which are in order."""
-    classes = Metadata(num_stuff, 5 - num_stuff, list("abcde"), [(i, i, i) for i in range(5)], [*range(5)])
-    thresholds = {"score_threshold": 0.8, "overlap_threshold": 0.8, "min_stuff_area": 0}
-    return ExportedMetadata("panoptic", "", classes, (32, 48), thresholds=thresholds, query_classes=(0, 1, 2, 3, 4))
-
-
-INPUTS = {"image": np.zeros((1, 3, 32, 48), np.uint8), "size": np.array([24, 48])}
-
-
-def test_comparison() -> None:
-    """Of the class map within the image, and of all values."""
-    generator = np.random.default_rng(0)
-    outputs = {
-        "class_logits": generator.normal(0, 3, (4, 6)).astype(np.float32),
-        "mask_logits": generator.normal(0, 3, (4, 8, 12)).astype(np.float32),
-    }
-    same = compare(outputs, outputs, INPUTS, exported(5))
-    assert (same.equal_pixels, same.equal_segments, same.values) == (1.0, 1.0, 0.0)
-    assert str(same) == "classes of 100 % of pixels equal, segments of 100 %, values 0 of the largest"
-    changed = compare(outputs, {**outputs, "mask_logits": outputs["mask_logits"][::-1]}, INPUTS, exported(5))
-    assert changed.values is not None
-    assert changed.values > 0.1
-
-
-def halves(*queries: tuple[int, float, int]) -> dict[str, np.ndarray]:
-    """Outputs with a class, its probability, and a half of the picture (0 or 1) by query."""
-    class_logits = np.full((len(queries), 6), -30, np.float32)
-    mask_logits = np.full((len(queries), 8, 12), -9, np.float32)
-    for row, (category, probability, half) in enumerate(queries):
-        class_logits[row, [category, 5]] = np.log([probability, 1 - probability])
-        mask_logits[row, :, 6 * half : 6 * half + 6] = 9
-    return {"class_logits": class_logits, "mask_logits": mask_logits}
-
-
-ONE = ((3, 0.9, 0), (4, 0.99, 1))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found", "classes", "segments"),
-    [
-        (ONE, ONE[::-1], 1.0, 1.0),  # the order does not matter
-        (ONE, ((3, 0.99, 0), (4, 0.75, 1)), 1.0, 0.5),  # the second is too unsure
-        (ONE, ((3, 0.9, 0), (2, 0.99, 1)), 0.5, 0.5),
-        (ONE, ((3, 0.75, 0), (2, 0.75, 1)), 0.5, 0.0),
-        (((3, 0.99, 0), (4, 0.75, 1)), ((3, 0.75, 0), (4, 0.99, 1)), 1.0, 0.0),  # swapped scores
-    ],
-)
-def test_comparison_of_panoptic_maps(wanted: Any, found: Any, classes: float, segments: float) -> None:
-    difference = compare(halves(*wanted), halves(*found), INPUTS, exported(2))
-    assert (difference.equal_pixels, difference.equal_segments) == (classes, segments)
-
-
-def test_objects_of_one_class_that_are_one_in_the_file() -> None:
-    wanted, found = halves((3, 0.9, 0), (3, 0.9, 1)), halves((3, 0.9, 0), (3, 0.9, 0))
-    found["mask_logits"][:] = 9
-    difference = compare(wanted, found, INPUTS, exported(2))
-    assert (difference.equal_pixels, difference.equal_segments) == (1.0, 0.0)
