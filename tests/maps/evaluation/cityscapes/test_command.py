@@ -114,7 +114,11 @@ FAILURES = {
     "no text": (lambda tree: _first(tree, "instance/*.txt").unlink(), "no prediction aachen_000000_000000*.txt"),
     "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
-    "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is not a Cityscapes label id; predictions have"),
+    "label": (_pixels(np.full((96, 128), 34, np.uint8)), "34 is not a Cityscapes label id; predictions have"),
+    "size of labels": (
+        lambda tree: save(next(tree.gt.glob("*/*0_gtFine_labelIds.png")), np.zeros((3, 4), np.uint8)),
+        "_gtFine_labelIds.png: differs in size from aachen_000000_000000_gtFine_instanceIds.png",
+    ),
     "broken image": (
         lambda tree: _first(tree, "pixel/*.png").write_bytes(b"\x89PNG"),
         "not an image, or not of a format",
