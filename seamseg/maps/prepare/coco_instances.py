@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -179,9 +179,8 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     labels = np.zeros(size, np.uint8) if frame.second is None else read_map(frame.second)
     below = number_segments(labels, describe, listed.classes)
     del labels
-    columns = below.ids.T.ravel()  # void where objects of a void class are, which are read before the pixels
-    below = replace(below, ids=columns.reshape(size[::-1]).T)
-    found = stack_things(things(), size, frame, below)
+    columns = below.ids.T.ravel()  # void where objects of a void class are
+    found = stack_things(things(), size, frame, lambda: replace(below, ids=columns.reshape(size[::-1]).T))
     return replace(found, skipped=(*found.skipped, *skipped))
 
 
@@ -227,15 +226,15 @@ def _polygons(segmentation: list[Any]) -> list[np.ndarray]:
 
 
 def stack_things(
-    things: Iterable[Thing], size: tuple[int, int], frame: SourceFrame, background: Instances
+    things: Iterable[Thing], size: tuple[int, int], frame: SourceFrame, find_background: Callable[[], Instances]
 ) -> Instances:
     """Store objects that may overlap in layers `L x H x W`: each in the first one that is free, singles before crowds.
 
-    Of both the smaller come first. Objects without a pixel are skipped. `background` has the pixels that no
-    object covers. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all
+    Of both the smaller come first. Objects without a pixel are skipped. `find_background`, called after all objects are
+    read, returns what is where no object is. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all
     layers, or 16 Mi runs are an InputError.
     """
-    things = _within_limits(things, size, frame)
+    things, background = _within_limits(things, size, frame), find_background()
     area = [int(length.sum()) for (_, length), _, _ in things]
     skipped = tuple(("object without a pixel", f"one of {frame.image}") for pixels in area if not pixels)
     order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
@@ -316,10 +315,10 @@ def stack_regions(
                 for pixels in pixels_of(*runs):
                     stuff[pixels] = (category + 1) % (VOID + 1)
 
-    found = _within_limits(things(), size, frame)
-    labels = stuff.reshape(size[::-1]).T
-    background = number_segments(labels, lambda value: (value - 1 if value else VOID, 0), classes)
-    return stack_things(found, size, frame, background)
+    def background() -> Instances:
+        return number_segments(stuff.reshape(size[::-1]).T, lambda value: (value - 1 if value else VOID, 0), classes)
+
+    return stack_things(things(), size, frame, background)
 
 
 def pixels_of(start: np.ndarray, length: np.ndarray) -> Iterator[np.ndarray]:

@@ -178,7 +178,14 @@ def use_twice(content):
         (1, lambda c: c["annotations"][0].update(file_name="\ud800.png"), "not a readable PNG"),
         (0, lambda c: c["annotations"][0].update(file_name="a\0.png"), "not a readable PNG"),
         (0, use_twice, r"gt\.json: image a is annotated twice"),
-        (0, lambda c: c["categories"][0].update(id="first"), "every category needs `id`"),
+        *(
+            (0, lambda c, change=change: c["categories"][0].update(change), "every category needs `id`")
+            for change in ({"id": "first"}, {"id": float("inf")}, {"isthing": 2})
+        ),
+        (0, lambda c: first_segments(c)[0].update(category_id=1.9), "'1.9' is not a whole number"),
+        (0, lambda c: first_segments(c)[0].update(area=10**400), "invalid segment"),
+        (0, lambda c: first_segments(c)[0].update(area=1e-12), "annotated area of 1e-12, but more pixels in its map"),
+        (0, lambda c: c.update(images=5), "`images` is not a list"),
         (0, lambda c: c.pop("categories"), "has no `categories`"),
     ],
 )

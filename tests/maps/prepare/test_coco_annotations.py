@@ -88,7 +88,7 @@ def test_broken_rle(counts):
 def test_objects_go_to_the_first_layer_that_is_free(objects):
     things = [(runs_by_id(m.view(np.uint8).T).get(1, ([], [])), k, crowd) for k, (m, crowd) in enumerate(objects)]
     things = [((np.array(runs[0], int), np.array(runs[1], int)), k, crowd) for runs, k, crowd in things]
-    found = stack_things(things, (9, 8), FRAME, Instances(np.zeros((9, 8), np.uint8), [255], [0]))
+    found = stack_things(things, (9, 8), FRAME, lambda: Instances(np.zeros((9, 8), np.uint8), [255], [0]))
     layers = []
     for k in sorted(range(len(objects)), key=lambda k: (objects[k][1], objects[k][0].sum())):
         mask = objects[k][0]
