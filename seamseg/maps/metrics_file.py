@@ -29,7 +29,6 @@ class MetricsFile:
 
     def __init__(self, folder: Path | None, resumed: tuple[int, int] | None = None) -> None:
         self._file: IO[bytes] | None = None
-        self._incomplete = False
         if folder is None:
             return
         path = folder / METRICS_NAME
@@ -45,10 +44,8 @@ class MetricsFile:
         if self._file is None:
             return
         content = {"kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3), **values}
-        line = (b"\n" if self._incomplete else b"") + _line(content)
-        self._incomplete = True
         with suppress(OSError):
-            self._incomplete = self._file.write(line) != len(line)
+            self._file.write(_line(content))
 
     def close(self) -> None:
         """Close the file and discard all further lines."""
