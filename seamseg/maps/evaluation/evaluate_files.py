@@ -21,7 +21,7 @@ from seamseg.maps.evaluation.record import (
 )
 from seamseg.maps.evaluation.scores import PanopticScores
 from seamseg.maps.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
-from seamseg.maps.formats.id_png import png_size
+from seamseg.maps.formats.id_png import png_size, read_id_runs
 from seamseg.maps.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
 from seamseg.utils.image_memory import memory_for
@@ -135,7 +135,7 @@ class _FilePair:
         size = png_size(self.gt.png(annotation)) or (0, 0)
         check_png_size(size if any(size) else None, pred_path)
         with memory_for(pred_path, "a map and its ground truth", size[::-1], _PAIR_BYTES * size[0] * size[1]):
-            gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
+            gt_ids, pred_ids = read_id_runs(self.gt.png(annotation)), read_id_runs(pred_path)
             size = gt_ids.height, gt_ids.width
             check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
             return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from seamseg.maps.formats.id_png import read_id_png, read_id_runs
-from seamseg.maps.idmaps.id_runs import IdRuns
 from seamseg.maps.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, read_json
@@ -45,14 +41,6 @@ class CocoPanoptic:
     def png(self, annotation: Annotation) -> Path:
         """Return the path of the id map of an image."""
         return join_inside(self.folder, annotation.file_name)
-
-    def read_ids(self, annotation: Annotation) -> np.ndarray:
-        """Read the id map of an image, `H x W` uint32."""
-        return read_id_png(self.png(annotation))
-
-    def read_runs(self, annotation: Annotation) -> IdRuns:
-        """Read the id map of an image as runs."""
-        return read_id_runs(self.png(annotation))
 
 
 def default_folder(json_path: Path) -> Path:

@@ -93,7 +93,7 @@ def test_writer_describes_each_segment(tmp_path):
     read = read_coco_panoptic(path)
     assert [c.id for c in read.categories] == [7, 23, 26, 24]
     assert [c.isthing for c in read.categories] == [False, False, True, True]
-    ids = read.read_ids(read.annotations[0])
+    ids = read_id_png(read.png(read.annotations[0]))
     entries = read.annotations[0].segments_info
     kept = [s for s in one.segments if not s.iscrowd]
     assert len({e["id"] for e in entries}) == len(entries) == len(kept)

@@ -22,6 +22,7 @@ from seamseg.maps.formats.cityscapes.labels import (
 )
 from seamseg.maps.formats.cityscapes.layout import CityscapesFrame, FrameStems, check_complete, find_frames
 from seamseg.maps.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
+from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.images import open_mask
 from seamseg.maps.panoptic_map import VOID_ID, ClassInfo, SegmentInfo
@@ -100,10 +101,9 @@ class PanopticLevel:
 
     def read(self, frame: CityscapesFrame, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the joint histogram of the true instances of a frame and its segments; may run in any thread."""
-        annotation = self._annotations[frame.stem]
-        path = self._files.png(annotation)
+        path = self._files.png(self._annotations[frame.stem])
         check_png_size(instance_ids.shape, path)
-        ids = self._files.read_ids(annotation)
+        ids = read_id_png(path)
         check_sizes(instance_ids.shape, ids.shape, path)
         return joint_histogram(instance_ids, ids)
 
