@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.maps.formats.metadata import Metadata, metadata_of
+from seamseg.maps.formats.metadata import Metadata, metadata_header, metadata_of
 from seamseg.maps.predictions import MapFormat, name_problem
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.limits import MIB
@@ -162,9 +162,7 @@ class ExportedMetadata:
     def to_json(self) -> str:
         """Return the text that a file stores."""
         content = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "extra"}
-        classes = asdict(self.metadata.without_images())
-        del classes["images"]
-        content.update(metadata=classes, thresholds=dict(self.thresholds))
+        content.update(metadata=metadata_header(self.metadata), thresholds=dict(self.thresholds))
         content["maps"] = {name: asdict(spec) for name, spec in self.maps.items()}
         for name in ("maps", "reference", "with_ids"):
             if not content[name]:
