@@ -362,6 +362,12 @@ class Dataloader:
     crop_size: tuple[int, int] | None = our_key(
         "height and width of a random crop of the scaled training image; empty for none", minimum=1, maximum=32_768
     )
+    crop_multiple: int = our_key(
+        "random crop of training images to sides that are multiples of this, where they are longer: with a few values "
+        "of random_scale there are few sizes, as general.cuda_graphs needs; 1 for none",
+        minimum=1,
+        maximum=1024,
+    )
     color_jitter: tuple[float, float, float, float] | None = our_key(
         "color jitter of training images: largest change of brightness, contrast, saturation (factors 1 +- x) and hue "
         "(turns, up to .5); empty for none",

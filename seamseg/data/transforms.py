@@ -99,14 +99,15 @@ class AugmentationOptions:
 
     The probability of the flip is 0.5. The factor of the shortest size, `random_scale`, is drawn uniformly between two
     values or from more than two. `crop_size` is the `(height, width)` of a crop of the scaled image where that is
-    larger. `color_jitter` are the largest changes of brightness, contrast and saturation (factors `1 - x` to `1 + x`)
-    and hue (turns).
+    larger; its sides become multiples of `crop_multiple` where they are not shorter. `color_jitter` are the largest
+    changes of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns).
     """
 
     random_flip: bool = False
     random_scale: Sequence[float] | None = None
     crop_size: tuple[int, int] | None = None
     color_jitter: tuple[float, float, float, float] | None = None
+    crop_multiple: int = 1
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,11 @@ class TrainTransform:
         return max(int(self.shortest_size * factor), 1)
 
     def _sample_window(self, scaled: tuple[int, int], rng: Random) -> tuple[int, int, int, int]:
-        if self.augmentation.crop_size is None:
+        largest, multiple = self.augmentation.crop_size, self.augmentation.crop_multiple
+        if largest is None and multiple == 1:
             return 0, 0, *scaled
-        height, width = map(min, scaled, self.augmentation.crop_size)
+        sides = scaled if largest is None else map(min, scaled, largest)
+        height, width = (side // multiple * multiple or side for side in sides)
         return rng.randint(0, scaled[0] - height), rng.randint(0, scaled[1] - width), height, width
 
     def _sample_jitter(self, rng: Random) -> tuple[float, float, float, float] | None:

@@ -161,12 +161,14 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         raise InputError(f"{source}: [dataloader] train_set is required: the name of a list in {data}/lst")
     if not loading.train_batch_size:
         raise InputError(f"{source}: [dataloader] train_batch_size is required: images per batch and process")
+    sizes = loading.random_scale, loading.crop_size, loading.color_jitter, loading.crop_multiple
+    augmentation = AugmentationOptions(loading.random_flip, *sizes)
     transform = TrainTransform(
         loading.shortest_size,
         loading.longest_max_size,
         loading.rgb_mean,
         loading.rgb_std,
-        AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
+        augmentation,
         loading.device_transforms,
         {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
         declared_maps(config, "head", "network"),

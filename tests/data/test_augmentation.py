@@ -102,6 +102,21 @@ def test_boxes_of_absent_ids_stay_absent(options):
     assert torch.equal(done.boxes[0], extract_boxes(done.masks[0], 2))
 
 
+@pytest.mark.parametrize("crop", [None, (90, 1000)])
+def test_few_sizes_of_multiples(crop):
+    """A shorter side stays as it is."""
+    options = AugmentationOptions(random_scale=(1.0, 1.25, 1.5), crop_size=crop, crop_multiple=16)
+    transform = TrainTransform(64, 150, augmentation=options)
+    params = [transform.sample_params((70 + seed % 3, 105), Random(seed)) for seed in range(60)]
+    windows = [p.window for p in params]
+    assert all(h == min(p.size[0], (crop or p.size)[0]) // 16 * 16 for p, (_, _, h, _) in zip(params, windows))
+    assert all(w == p.size[1] // 16 * 16 for p, (_, _, _, w) in zip(params, windows))
+    assert all(y + h <= p.size[0] and x + w <= p.size[1] for p, (y, x, h, w) in zip(params, windows))
+    assert len({p.size for p in params}) > len({window[2:] for window in windows})
+    assert len({window[:2] for window in windows}) > 10
+    assert transform.sample_params((7, 105), Random(0)).window[2] == 10
+
+
 @pytest.mark.parametrize(("size", "crop"), [((50, 70), (30, 40)), ((50, 70), (200, 40)), ((64, 64), (64, 64))])
 def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     image, mask, cat, crowd = scene(size)
