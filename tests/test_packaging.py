@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = (
     "seamseg", "configs", "examples", "csrc", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
 )  # fmt: skip
+SLOW = pytest.mark.slow
 SDIST = "import sys; sys.path.insert(0, 'csrc'); import backend; backend.build_sdist('out')"
 
 
@@ -151,7 +152,12 @@ def build(sdist: Path, folder: Path, gpu: str, variables: dict[str, str]) -> dic
 
 @pytest.mark.parametrize(
     ("gpu", "variables", "built"),
-    [("", {}, False), ("9.0", {}, True), ("", {"FORCE_CUDA": "1"}, True), ("9.0", {"SEAMSEG_KERNELS": "cpu"}, False)],
+    [
+        ("9.0", {}, True),
+        pytest.param("", {}, False, marks=SLOW),
+        pytest.param("", {"FORCE_CUDA": "1"}, True, marks=SLOW),
+        pytest.param("9.0", {"SEAMSEG_KERNELS": "cpu"}, False, marks=SLOW),
+    ],
 )
 def test_cuda_kernels_need_a_gpu_or_a_wish(
     sdist: Path, tmp_path: Path, gpu: str, variables: dict[str, str], built: bool
@@ -167,7 +173,7 @@ def test_a_build_notes_its_architectures(sdist: Path, tmp_path: Path) -> None:
     assert report["architectures"] == ["sm_75", "sm_90a", "compute_90a"]
 
 
-@pytest.mark.parametrize(("command", "code"), [("build_ext", 1), ("bdist_wheel", 0)])
+@pytest.mark.parametrize(("command", "code"), [pytest.param("build_ext", 1, marks=SLOW), ("bdist_wheel", 0)])
 def test_a_failed_compiler_is_the_last_word_of_a_build(sdist: Path, tmp_path: Path, command: str, code: int) -> None:
     """Kernels that are asked for by themselves fail; an installation goes on, and keeps the error for `doctor`."""
     shutil.copytree(sdist, tmp_path / "clone")

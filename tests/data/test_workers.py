@@ -47,7 +47,7 @@ def test_persistent_workers_load_the_same_batches(make_folder):
     # an abandoned epoch does not affect the next
     set_epoch(lasting, 5)
     next(iter(lasting))
-    for epoch in (0, 1, 4):
+    for epoch in (0, 4):
         batches = []
         for loader in (plain, fresh, lasting):
             set_epoch(loader, epoch)
@@ -56,7 +56,7 @@ def test_persistent_workers_load_the_same_batches(make_folder):
         for a, b, c in zip(*batches, strict=True):
             assert_same(a, b)
             assert_same(a, c)
-    assert pids[0] == pids[1] == pids[2]
+    assert pids[0] == pids[1]
     assert len(pids[0]) == 2
 
 
