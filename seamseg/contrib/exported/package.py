@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -174,28 +173,18 @@ def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: st
     import torch
 
     here, wanted = requirements(device.partition(":")[0]), metadata.extra
-    if not compiled_for:
-        raise InputError(f"{path}: does not state the device that it was compiled for: export it again")
     if compiled_for != here["device"]:
         raise InputError(f"{path}: was compiled for {compiled_for!r:.20}, not for {here['device']}: export it again")
     if compiled_for == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{path}: was compiled for a GPU and needs a GPU that PyTorch finds: export it again")
-    release = wanted.get("torch")
-    if not isinstance(release, str) or not re.fullmatch(r"\d+\.\d+", release):
-        raise InputError(f"{path}: does not state the version of PyTorch that it needs: export it again")
+    if lacking := [name for name in here if name not in wanted]:
+        raise InputError(f"{path}: does not state {', '.join(lacking)}, which it needs: export it again")
+    release, needed, mine = str(wanted["torch"]), wanted["cpu"], here["cpu"]
     if [*map(int, release.split("."))] > [*map(int, here["torch"].split("."))]:
         raise InputError(f"{path}: needs PyTorch {release}, this is {here['torch']}: update it or export again here")
-    _check_cpu(path, wanted.get("cpu"), here["cpu"], wanted.get("cpu_features"))
-
-
-def _check_cpu(path: Path, needed: object, mine: str, features: object) -> None:
-    """Raise InputError if this CPU, of a capability, lacks what a package states that it needs."""
-    ranks = {name: rank for rank, name in enumerate(_CAPABILITIES)}
-    if needed != mine and not ranks.get(str(needed), len(ranks)) < ranks.get(mine, 0):
-        raise InputError(
-            f"{path}: was compiled for CPUs with {needed!s:.20}, this one has {mine}: export it again here"
-        )
-    if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
-        raise InputError(f"{path}: does not state the instruction sets that it needs: export it again")
-    if missing := missing_features(features):
-        raise InputError(f"{path}: needs {', '.join(missing)!s:.80}, which this CPU lacks: export it again here")
+    # each includes all before it
+    enough = _CAPABILITIES[: _CAPABILITIES.index(mine) + 1] if mine in _CAPABILITIES else (mine,)
+    if needed not in enough:
+        raise InputError(f"{path}: was compiled for CPUs with {needed}, this one has {mine}: export it again here")
+    if missing := missing_features(wanted["cpu_features"]):
+        raise InputError(f"{path}: needs {', '.join(missing)}, which this CPU lacks: export it again here")
