@@ -7,7 +7,6 @@ package. Packages of panoptic networks also have plain texts, for C++ programs (
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 from seamseg.maps.formats.metadata import Metadata, metadata_header, metadata_of
 from seamseg.maps.predictions import MapFormat, name_problem
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.limits import MIB
 from seamseg.version import __version__
 
 METADATA_KEY = "seamseg"
@@ -26,21 +24,13 @@ FORMAT = 1
 """Version of the text; a reader refuses files of a later one."""
 QUERY_OUTPUTS = ("class_logits", "mask_logits")
 """Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.query_classes`."""
-PARTS = ("all", "dense")
-PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
-"""Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
-
 MAX_EXAMPLE_SIDE = 4096
 """Largest side of packages of free size, and of the images that files are made with."""
 CLASSIFIER_SIDES = (64, 4096)
 """Smallest and largest side of a classifier of free size."""
 
 MAX_SIDE = 1 << 14
-"""Largest side and multiple that a file may state: an image of these sides has 768 MiB."""
-_MAX_BYTES = 4 * MIB
-_MOST_MAPS = 64
-_MOST_PIXELS = 1 << 17
+"""Largest side of other files of free size: an image of these sides has 768 MiB."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class ExportedMetadata:
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     mean, std : of the three channels, for values in 0..1. The graph applies them to `uint8` images; the images of
         classifiers must be normalised with them
-    thresholds : thresholds of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
+    thresholds : thresholds of the fusion, as in `[general]`; empty for kinds that have none
     licence : licence of the weights, free text; empty if unknown
     query_classes : class (stuff first) of each class logit of a network of queries but the last one, of "no object";
         None for other networks
@@ -88,46 +78,9 @@ class ExportedMetadata:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (("part", PARTS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
-        pairs = [pair for pair in (self.size, self.sides) if pair is not None]
-        right = all(map(_is_side, (self.multiple, *sum(pairs, ())))) and all(len(pair) == 2 for pair in pairs)
-        if not right or (self.sides is not None and self.sides[1] < max(self.sides[0], self.multiple)):
-            raise InputError(
-                f"size {self.size!r:.40}, sides {self.sides!r:.40} and multiple {self.multiple!r:.40} must be positive "
-                f"integers up to {MAX_SIDE}, the first of the sides and the multiple not above the second"
-            )
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != 3 or not all(map(_is_number, getattr(self, name))):
-                raise InputError(f"{name} must be 3 numbers, not {getattr(self, name)!r:.60}")
-        if min(self.std) <= 0:
-            raise InputError(f"std must be positive, not {self.std!r:.60}")
-        wrong = [name for name, value in self.thresholds.items() if name not in THRESHOLDS or not _is_number(value)]
-        if wrong:
-            raise InputError(f"thresholds: {wrong[0]!r:.40} is unknown or not a number")
-        if not all(isinstance(getattr(self, name), str) for name in ("kind", "config", "licence", "version")):
-            raise InputError("kind, config, licence and version must be text")
-        found = self.query_classes
-        if found is not None and not self._are_classes(found):
-            raise InputError(f"query_classes must be different classes, not {found!r:.60}")
-        self._check_maps()
-
-    def _check_maps(self) -> None:
+        # the names become those of files
         if problem := next(filter(None, map(name_problem, self.maps)), None):
             raise InputError(f"maps: {problem}")
-        if len(self.maps) > _MOST_MAPS:
-            raise InputError(f"maps: a network has up to {_MOST_MAPS}")
-        if type(self.with_ids) is not bool:
-            raise InputError(f"with_ids must be a flag, not {self.with_ids!r:.60}")
-        sides = self.reference or (1, 1)
-        if len(sides) != 2 or not all(type(side) is int and 0 < side <= _MOST_PIXELS for side in sides):
-            raise InputError(f"reference must be two lengths in pixels, not {self.reference!r:.60}")
-
-    def _are_classes(self, numbers: tuple[int, ...]) -> bool:
-        classes = range(self.metadata.num_classes)
-        known = all(type(number) is int and number in classes for number in numbers)
-        return known and 0 < len(numbers) == len(set(numbers))
 
     @property
     def of_queries(self) -> bool:
@@ -171,33 +124,25 @@ class ExportedMetadata:
 
     @staticmethod
     def from_json(text: str, source: str) -> ExportedMetadata:
-        """Read the text of the file `source`; InputError if it is damaged, of a later format, or out of range."""
+        """Read the text of the file `source`; InputError if it is damaged, or of a later format."""
         content = _parse(text, source)
-        metadata = _classes(content.pop("metadata"), source)
         own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}
         extra = {name: value for name, value in content.items() if name not in own}
         given = {name: value for name, value in content.items() if name in own}
         try:
+            given["metadata"] = _classes(given["metadata"], source)
             for name in ("mean", "std", "size", "sides", "reference", "query_classes"):
                 if given.get(name) is not None:
                     given[name] = tuple(given[name])
-            if not isinstance(given.get("thresholds", {}), dict):
-                raise TypeError("thresholds must be an object")
-            if "maps" in given:
-                given["maps"] = {name: _map_format(spec) for name, spec in given["maps"].items()}
-            return ExportedMetadata(metadata=metadata, extra=extra, **given)
-        except InputError as error:
-            raise InputError(f"{source}: its seamseg metadata is damaged: {error}") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{source}: its seamseg metadata is damaged: {one_line(error)[:200]}") from None
+            given["maps"] = {name: _map_format(spec) for name, spec in given.get("maps", {}).items()}
+            return ExportedMetadata(extra=extra, **given)
+        except (InputError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = one_line(error)[:200]
+            raise InputError(f"{source}: its seamseg metadata is damaged ({reason}): export it again") from None
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     """Return the object of a text whose format this version reads, without the key `format`."""
-    if len(text) > _MAX_BYTES:
-        raise InputError(
-            f"{source}: its seamseg metadata is larger than {_MAX_BYTES // MIB} MiB: not an exported network"
-        )
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -210,32 +155,16 @@ def _parse(text: str, source: str) -> dict[str, Any]:
             f"{source}: was exported by seamseg {content.get('version')!s:.20} in format {found}, this version reads "
             f"format {FORMAT}: update seamseg or export it again"
         )
-    missing = [name for name in ("kind", "config", "metadata", "size") if name not in content]
-    if not missing and content["size"] is None and content.get("sides") is None:
-        missing = ["sides"]
-    if missing:
-        raise InputError(f"{source}: its seamseg metadata has no {', '.join(missing)}: export it again")
     return content
 
 
-def _classes(content: Any, source: str) -> Metadata:
+def _classes(content: dict[str, Any], source: str) -> Metadata:
     """Return the classes of a file; those of classifiers may be more than a class map has, and have names only."""
-    if not isinstance(content, dict) or content.get("palette") != []:
+    if content["palette"]:
         return metadata_of(content, f"{source}: metadata")
-    names = content.get("categories")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
-    return Metadata(0, len(names), names, [], [])
+    return Metadata(0, len(content["categories"]), content["categories"], [], [])
 
 
 def _map_format(content: dict[str, Any]) -> MapFormat:
     mirror = content.get("mirror")
     return MapFormat(**{**content, "mirror": None if mirror is None else tuple(mirror)})
-
-
-def _is_side(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIDE
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
