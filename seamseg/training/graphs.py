@@ -59,8 +59,11 @@ class CudaRecorder:
         """See :class:`Recorder`."""
         graph, other = torch.cuda.CUDAGraph(), next(iter(self._graphs), None)
         pool = None if other is None else other.pool()
+        now = torch.cuda.current_stream(self._stream.device)
         # thread_local: the threads of a loader allocate page-locked memory meanwhile
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
+        # in older releases of torch a capture that fails leaves its stream the current one
+        with torch.cuda.stream(now), capture:
             outputs = function()
         self._graphs.add(graph)
         return outputs, graph.replay
@@ -217,7 +220,8 @@ class TrainingGraphs(CudaGraphCache):
                     return graph
                 self.problem = "the memory does not suffice"
             except Exception as error:
-                self.problem = first_line(error)
+                # the end of a capture fails as well, without a reason
+                self.problem = first_line(error.__context__ or error)
             finally:
                 # the batch of the warm-up counts when it is replayed
                 torch._foreach_copy_(buffers, saved)
