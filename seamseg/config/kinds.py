@@ -36,6 +36,11 @@ class Kind:
         """Whether detections have masks."""
         return "roi_msk_loss" in self.losses
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether pixels have classes."""
+        return "sem_loss" in self.losses
+
 
 _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 

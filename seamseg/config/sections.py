@@ -169,8 +169,20 @@ class Fpn:
     out_strides: tuple[int, ...] = key("stride of each level, extra ones included", minimum=1, maximum=65536, most=16)
 
 
+class _Sampled:
+    """A section with samples for its losses."""
+
+    num_samples: int
+    pos_ratio: float
+
+    @property
+    def most_positive(self) -> int:
+        """Largest number of positive samples of an image."""
+        return int(self.num_samples * self.pos_ratio)
+
+
 @dataclass(frozen=True)
-class Rpn:
+class Rpn(_Sampled):
     """Region proposals."""
 
     hidden_channels: int = key("channels of the hidden convolution", minimum=1, maximum=CHANNELS)
@@ -196,7 +208,7 @@ class Rpn:
 
 
 @dataclass(frozen=True)
-class Roi:
+class Roi(_Sampled):
     """Boxes, classes and masks of things."""
 
     roi_size: tuple[int, int] = key("height and width of the features of a region", minimum=1, maximum=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -60,13 +61,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
 @register("network", SEAMLESS)
 def build_seamless(keys: General, context: NetworkContext) -> Network:
     """Build the network of the sections body, fpn, rpn, roi and sem."""
-    config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
-    heads = custom_heads(config)
-    if heads and config.kind == "semantic":
-        raise InputError(f"[{heads[0]}]: a network of kind semantic has no pyramid for further heads")
-    if config.kind == "semantic":
-        return _build_semantic_net(config, num_stuff + num_thing)
-    return _build_panoptic_net(config, num_stuff, num_thing)
+    return _NETWORKS[context.config.kind](context.config, context.num_stuff, context.num_thing)
 
 
 def custom_heads(config: Config) -> list[str]:
@@ -83,12 +78,12 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(config.body)
-    width = config.fpn.out_channels
+    width, kind = config.fpn.out_channels, config.parts_of_kind
     net = PanopticNet(
         _build_body(config, body_norm),
         RPNHead(config.rpn, width, head_norm),
-        ROIHead(config.roi, width, num_thing, head_norm, config.parts_of_kind.has_masks),
-        SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if config.kind == "panoptic" else None,
+        ROIHead(config.roi, width, num_thing, head_norm, kind.has_masks),
+        SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if kind.has_classes else None,
         None,
         NetworkOptions.of(config, num_stuff),
     )
@@ -147,20 +142,29 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
 
 
-def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
+def _build_semantic_net(config: Config, num_stuff: int, num_thing: int) -> SemanticNet:
     body, sem = config.body, config.sem
+    if heads := custom_heads(config):
+        raise InputError(f"[{heads[0]}]: a network of kind {config.kind} has no pyramid for further heads")
     norm, _ = norm_factories(body)
     if body.body_params.get("classes"):
         raise InputError("[body] body_params: a semantic network needs the features of the body: remove classes")
     backbone = _build_backbone(config, norm, keep_outputs=False)
     channels = list(backbone.out_channels.values())[-1]
     head = DeeplabV3(sem, channels, norm)
-    cls = nn.Conv2d(sem.out_channels, num_classes, 1)
+    cls = nn.Conv2d(sem.out_channels, num_stuff + num_thing, 1)
     options = SemanticOptions(channels_last=config.general.channels_last, semantic_loss=SemanticLoss(config))
     net = SemanticNet(backbone, head, cls, options)
     initialise(net, body)
     backbone.freeze(body.num_frozen)
     return net
+
+
+_NETWORKS: dict[str, Callable[[Config, int, int], Network]] = {
+    **dict.fromkeys(("panoptic", "instance_seg", "detection"), _build_panoptic_net),
+    "semantic": _build_semantic_net,
+}
+"""The functions that build the networks of each kind, from the numbers of stuff and thing classes."""
 
 
 def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:

@@ -1,19 +1,64 @@
-"""The settings of a panoptic network, from a configuration."""
+"""The settings of a panoptic network, from a configuration, and its anchors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from seamseg.config import Config
+from seamseg.config.sections import Rpn
 from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor
-from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator
+from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator
 from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions
 from seamseg.models.panoptic_inference import DetectionSelector
+from seamseg.structures import upload
+
+
+@dataclass(frozen=True)
+class AnchorGenerator:
+    """All anchors of levels of the pyramid with these strides, in pixels (docs/contract.md, section 4 "Anchors")."""
+
+    config: Rpn
+    level_strides: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance of the anchors of each level in pixels."""
+        return tuple(stride * self.config.stride for stride in self.level_strides)
+
+    def cell_anchors(self, stride: int) -> Tensor:
+        """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
+        rows = []
+        for ratio in self.config.anchor_ratios:
+            height = stride * self.config.anchor_scale * math.sqrt(ratio)
+            width = stride * self.config.anchor_scale * math.sqrt(1 / ratio)
+            centre = stride / 2
+            rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    @lru_cache(maxsize=16)  # noqa: B019 (generators are few, and equal ones share their anchors)
+    def __call__(self, shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+        """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
+        # cached for later calls, which may be outside of inference mode
+        with torch.inference_mode(False):
+            # rounded to float32 before they are shifted
+            cells = [upload(self.cell_anchors(stride).float(), device) for stride in self.strides]
+            levels = zip(self.strides, shapes, cells, strict=True)
+            return torch.cat([self.level_anchors(*level) for level in levels])
+
+    def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+        """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
+        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
+        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
+        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
+        return (shift[:, :, None, :] + cell).reshape(-1, 4)
 
 
 class DenseOutputs(NamedTuple):
@@ -78,5 +123,5 @@ class NetworkOptions(BatchOptions):
             rois=ROIExtractor(roi),
             selector=DetectionSelector(roi),
             channels_last=config.general.channels_last,
-            crowd_boxes=config.kind == "detection",
+            crowd_boxes=not config.parts_of_kind.has_masks,
         )

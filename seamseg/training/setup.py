@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.config import KINDS, Config, config_from_string, config_to_string
 from seamseg.config.components import Record
-from seamseg.config.kinds import PANOPTIC
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader, LoaderOptions, index_sampler, train_loader
@@ -130,9 +129,10 @@ def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: Te
         images = index_sampler(loader).batch_size * config.optimizer.accumulate * world.size
         if (note := step_note(config, images, -(-len(loader) // config.optimizer.accumulate))) is not None:
             log.warning(note)
-    if config.dataloader.coco_gt and (config.kind != PANOPTIC or config.general.eval_coco):
+    kind = KINDS[config.kind]
+    if config.dataloader.coco_gt and (config.general.eval_coco or not kind.uses("general", "eval_coco")):
         log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
-    if loader is not None and world.is_main and config.kind != "detection":
+    if loader is not None and world.is_main and (kind.has_masks or kind.has_classes):
         dataset = loader.dataset
         assert isinstance(dataset, PanopticDataset)
         if (problem := void_warning(dataset.void_share())) is not None:

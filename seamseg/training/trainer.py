@@ -94,15 +94,8 @@ class Trainer:
         return scores
 
     def _validate(self, validator: Validate, epoch: int) -> Scores:
-        """Score the current network, and report the scores and sample images."""
-        collector = self.reporter.sample_collector()
-        start = time.perf_counter()
-        step = self.progress.global_step
         with self.stepper.averaged(), self.losses.explaining():
-            scores = validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
-            self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
-            if collector is not None:
-                self.reporter.samples(self.state.net, collector, step)
+            scores = self.reporter.validate(validator, self.state.net, epoch, self.progress.global_step)
         self._ask_to_stop()
         return scores
 

@@ -196,7 +196,7 @@ class ProposalMatcher:
         return _Candidates(boxes, positive, negative, nearest, counts)
 
     def _sample(self, image: _Candidates, num_positive: int, num_negative: int) -> ROISample | None:
-        orders = [self.permutation(num_positive)[: self._most_positive]]
+        orders = [self.permutation(num_positive)[: self.config.most_positive]]
         orders.append(self.permutation(num_negative)[: self.config.num_samples - orders[0].shape[0]])
         drawn = torch.split(upload(torch.cat(orders), image.boxes.device), [order.shape[0] for order in orders])
         positive, negative = nth_true(image.positive, drawn[0]), nth_true(image.negative, drawn[1])
@@ -208,7 +208,7 @@ class ProposalMatcher:
 
     def _sample_fixed(self, image: _Candidates) -> ROISample:
         device = image.boxes.device
-        most, number = self._most_positive, self.config.num_samples
+        most, number = self.config.most_positive, self.config.num_samples
         positive, order, exists = rank_samples(image.positive, image.negative, most, number)
         found = exists.sum()
         row = torch.arange(self.config.num_samples, device=device)
@@ -218,11 +218,7 @@ class ProposalMatcher:
         # without any candidate the row may be NaN: make it an empty box
         boxes = image.boxes[index].nan_to_num(0.0)
         weight = counts.float() if image.counts else torch.zeros(self.config.num_samples, device=device)
-        return ROISample(boxes, match, weight, self._most_positive)
-
-    @property
-    def _most_positive(self) -> int:
-        return int(self.config.num_samples * self.config.pos_ratio)
+        return ROISample(boxes, match, weight, self.config.most_positive)
 
 
 def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> Tensor:
@@ -342,11 +338,9 @@ def mask_targets(
     `ids` (int64 `G`) are the instances of the ground-truth boxes. All pixels of a sample without a match are ignored,
     and void ones unless `void_is_background`.
     """
-    if ids.shape[0] == 0:
-        return samples.new_full((samples.shape[0], *size), IGNORED_PIXEL, dtype=torch.float32)
     index = torch.zeros(samples.shape[0], dtype=torch.long, device=samples.device)
     sampled, _ = roi_sampling(masks[None], samples, index, size, interpolation="nearest")
-    target = (sampled == ids[match.clamp(min=0)][:, None, None, None]).any(dim=1).float()
+    target = (sampled == functional.pad(ids, (1, 0), value=-1)[match + 1][:, None, None, None]).any(dim=1).float()
     ignored = (match == BACKGROUND)[:, None, None].expand_as(target)
     if not void_is_background:
         ignored = ignored | (sampled == 0).all(dim=1)

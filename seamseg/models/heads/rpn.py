@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -25,46 +24,6 @@ Sizes: TypeAlias = Sequence[tuple[int, int]]
 """`(height, width)` of each image without its padding."""
 Limits: TypeAlias = Sequence["tuple[int, int] | Tensor"]
 """The same, or as tensors, see :func:`seamseg.ops.boxes.clip_boxes`."""
-
-
-@dataclass(frozen=True)
-class AnchorGenerator:
-    """All anchors of levels of the pyramid with these strides, in pixels (docs/contract.md, section 4 "Anchors")."""
-
-    config: Rpn
-    level_strides: tuple[int, ...]
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Distance of the anchors of each level in pixels."""
-        return tuple(stride * self.config.stride for stride in self.level_strides)
-
-    def cell_anchors(self, stride: int) -> Tensor:
-        """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
-        rows = []
-        for ratio in self.config.anchor_ratios:
-            height = stride * self.config.anchor_scale * math.sqrt(ratio)
-            width = stride * self.config.anchor_scale * math.sqrt(1 / ratio)
-            centre = stride / 2
-            rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
-        return torch.tensor(rows, dtype=torch.float64)
-
-    @lru_cache(maxsize=16)  # noqa: B019 (generators are few, and equal ones share their anchors)
-    def __call__(self, shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-        """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
-        # cached for later calls, which may be outside of inference mode
-        with torch.inference_mode(False):
-            # rounded to float32 before they are shifted
-            cells = [upload(self.cell_anchors(stride).float(), device) for stride in self.strides]
-            levels = zip(self.strides, shapes, cells, strict=True)
-            return torch.cat([self.level_anchors(*level) for level in levels])
-
-    def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
-        """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
-        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
-        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
-        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
-        return (shift[:, :, None, :] + cell).reshape(-1, 4)
 
 
 class RPNHead(nn.Module):
@@ -168,7 +127,7 @@ class AnchorMatcher:
         counts = torch.stack((positive.sum(1), negative.sum(1)), dim=1).tolist()
         rows = list(matches)
         for i, (num_positive, num_negative) in enumerate(counts):
-            wanted = min(self._most_positive, num_positive)
+            wanted = min(self.config.most_positive, num_positive)
             limits = (positive[i], num_positive, wanted), (negative[i], num_negative, self.config.num_samples - wanted)
             for mask, count, limit in limits:
                 if limit < count:
@@ -178,14 +137,10 @@ class AnchorMatcher:
         return torch.stack(rows)
 
     def _sample_fixed(self, matches: Tensor) -> Tensor:
-        most, number = self._most_positive, self.config.num_samples
+        most, number = self.config.most_positive, self.config.num_samples
         positive, order, found = rank_samples(matches >= 0, matches == BACKGROUND, most, number)
         kept = torch.zeros_like(positive).scatter(1, order, found)
         return torch.where(kept, matches, IGNORED)
-
-    @property
-    def _most_positive(self) -> int:
-        return int(self.config.num_samples * self.config.pos_ratio)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -180,6 +180,22 @@ class Reporter:
         mean = sum(self._validations) / max(len(self._validations), 1)
         return steps * pace + validations * mean
 
+    def validate(self, score: Callable[..., Scores], net: nn.Module, epoch: int, step: int) -> Scores:
+        """Score a network by a validator, and report the scores and sample images.
+
+        The first images are drawn for callbacks and as `validation/*.jpg`.
+        """
+        images = self._images if self.callbacks.draws else None
+        collector = None if images is None else SampleCollector()
+        start = time.perf_counter()
+        scores = score(net, collector, desc=f"validate, epoch {epoch + 1}")
+        self.validated(epoch, step, scores, time.perf_counter() - start)
+        for tag, image in () if images is None or collector is None else images.validation(net, collector):
+            self.callbacks.report("image", step, tag, image)
+            with replacing(self.callbacks.run.folder / "validation" / f"{tag.removeprefix('val/')}.jpg") as temporary:
+                Image.fromarray(image).save(temporary, "JPEG", quality=90)
+        return scores
+
     def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
         """Report the scores of a validation that took `seconds`."""
         self._validations.append(seconds)
@@ -191,18 +207,6 @@ class Reporter:
         content = scores.to_json()
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})
         self.callbacks.report("validated", step, numbers(content), epoch=epoch + 1)
-
-    def sample_collector(self) -> SampleCollector | None:
-        """Return an observer of a validation that keeps the images for :meth:`samples`; None if none are drawn."""
-        return SampleCollector() if self._images is not None and self.callbacks.draws else None
-
-    def samples(self, net: nn.Module, collector: SampleCollector, step: int) -> None:
-        """Draw the validation images that a collector has kept, for callbacks and as `validation/*.jpg`."""
-        assert self._images is not None
-        for tag, image in self._images.validation(net, collector):
-            self.callbacks.report("image", step, tag, image)
-            with replacing(self.callbacks.run.folder / "validation" / f"{tag.removeprefix('val/')}.jpg") as temporary:
-                Image.fromarray(image).save(temporary, "JPEG", quality=90)
 
     def histograms(self, net: nn.Module, step: int) -> None:
         """Report the distributions of `options.histograms`, every few steps."""

@@ -9,13 +9,13 @@ from torch.testing import assert_close
 from seamseg.models.heads.rpn import (
     BACKGROUND,
     IGNORED,
-    AnchorGenerator,
     AnchorMatcher,
     ProposalGenerator,
     RPNHead,
     RPNOutputs,
     rpn_losses,
 )
+from seamseg.models.panoptic_options import AnchorGenerator
 from seamseg.ops.norm import InPlaceABN
 
 CPU = torch.device("cpu")
