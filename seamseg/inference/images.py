@@ -209,26 +209,15 @@ def as_image(image: ImageInput) -> Image.Image:
 def _checked_array(image: np.ndarray) -> np.ndarray:
     if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and 0 not in image.shape:
         return image
-    hint = ""
-    if image.ndim == 4:
-        hint = "; pass several images in a list"
-    elif image.ndim == 3 and image.shape[0] == 3 and image.shape[2] != 3:
-        hint = "; the channels must come last, see numpy.moveaxis"
-    elif image.ndim == 2:
-        hint = "; convert grey images with PIL: Image.fromarray(image).convert('RGB')"
-    elif image.dtype != np.uint8:
-        hint = "; values must be integers from 0 to 255"
-    raise InputError(f"an image as an array must be H x W x 3 uint8 RGB, this one is {image.shape} {image.dtype}{hint}")
+    raise InputError(f"an image as an array must be H x W x 3 uint8 RGB, this one is {image.shape} {image.dtype}")
 
 
 def _array_of(image: Tensor) -> np.ndarray:
     shape = tuple(image.shape)
     known = image.is_floating_point() or str(image.dtype) == "torch.uint8"
     if image.dim() != 3 or shape[0] != 3 or 0 in shape or not known:
-        hint = "; pass several images as list(tensor)" if image.dim() == 4 else ""
         raise InputError(
-            f"an image as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} "
-            f"{image.dtype}{hint}"
+            f"an image as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} {image.dtype}"
         )
     image = image.detach().cpu()
     if image.is_floating_point():
