@@ -95,7 +95,7 @@ class OutputFolder:
                         "sub-folders; predict each into an output folder of its own"
                     )
 
-    def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> dict[str, Done]:
+    def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> Done:
         """Begin the manifest, or continue one: return the images whose outputs exist, by name.
 
         For the main process, in the locked folder. With `restart` the manifest is replaced. InputError if it is of
@@ -117,7 +117,7 @@ class OutputFolder:
         write_atomically(self.manifest, self._first_line)
         return {}
 
-    def _continued(self) -> dict[str, Done]:
+    def _continued(self) -> Done:
         """Return the images of the manifest whose outputs exist; InputError if it is of another run."""
         with open_file(self.manifest) as file:
             head = parse_line(file.readline(LINE_BYTES))
@@ -133,11 +133,11 @@ class OutputFolder:
         if torn:  # the next line starts after it
             with open(self.manifest, "ab") as file:
                 file.write(b"\n")
-        done: dict[str, Done] = {}
+        done: Done = {}
         for line in self.lines():
             done.pop(line["name"], None)
             if line["status"] == "ok" and self._is_complete(line):
-                done[line["name"]] = Done(line["relative"], line["stamp"])
+                done[line["name"]] = line["relative"], line["stamp"]
         return done
 
     def _planned(self, sources: Sequence[Source | Video]) -> Iterator[Path]:

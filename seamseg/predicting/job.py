@@ -159,7 +159,7 @@ def predict_all(
     # processes work independently for hours, and some longer than others
     group = long_timeout_group(world)
     with ExitStack() as locked:
-        earlier: dict[str, Done] = {}
+        earlier: Done = {}
         with raised_by_all(world, group):
             if world.is_main:
                 try:

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,8 @@ _SYNC_SECONDS = 2.0
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Done:
-    """An image that is done: its path relative to the input, and the stamp of its file."""
-
-    relative: str
-    stamp: str
+Done = dict[str, tuple[str, str]]
+"""The images that are done, by name: the path relative to the input, and the stamp of the file."""
 
 
 def header(model: str, digest: str, settings: Mapping[str, Any]) -> Line:

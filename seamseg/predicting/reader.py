@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -83,12 +83,13 @@ class ImageReader:
         sources: Sequence[Source | Video],
         input_size: InputSize,
         keep_rgb: bool,
-        done: Mapping[str, Done],
+        done: Done,
         rank: int = 0,
         size: int = 1,
     ) -> None:
         self.done = done
-        images = [s for s in sources if isinstance(s, Source) and not self._is_done(s)]
+        images = [s for s in sources if isinstance(s, Source)]
+        images = [s for s in images if s.name not in done or not self._is_done(s, s.stamp())]
         self.images = images[rank::size]
         self.videos = [s for s in sources if isinstance(s, Video)]
         self.input_size = input_size
@@ -128,11 +129,8 @@ class ImageReader:
                 if whole or position % self.size == self.rank:
                     yield stamp, item
 
-    def _is_done(self, source: Source, stamp: str | None = None) -> bool:
-        known = self.done.get(source.name)
-        if known is None or known.relative != source.relative:
-            return False
-        return known.stamp == (source.stamp() if stamp is None else stamp)
+    def _is_done(self, source: Source, stamp: str) -> bool:
+        return self.done.get(source.name) == (source.relative, stamp)
 
     def _decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage | UnreadableSource:
         source = item.source

@@ -20,7 +20,7 @@ from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.manifest import Line, header
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.source import Source, Video
-from seamseg.predicting.writers import AnonymizeWriter, DetectionChoice, formats_of, make_writers
+from seamseg.predicting.writers import AnonymizeWriter, formats_of, make_writers
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.options import flags_of
 
@@ -81,11 +81,11 @@ class PredictSettings:
         options, folder = self.options, Path(out)
         writers = []
         if self.format_names:
-            choice = DetectionChoice(options.score_threshold or 0.0, predictor.classes)
-            given = (folder, predictor.metadata, predictor.kind, choice, options.overrides)
-            writers = make_writers(self.format_names, *given, predictor.map_formats)
+            given = (folder, predictor.metadata, predictor.kind, options.overrides, predictor.map_formats)
+            writers = make_writers(self.format_names, *given)
         video = next((s for s in sources if isinstance(s, Video)), None)
         for name, writer in zip(self.format_names, writers):
+            writer.least_score, writer.chosen = options.score_threshold or 0.0, predictor.classes
             if problem := writer.problem(predictor.network, video):
                 raise InputError(f"`formats={name}`: {problem}")
         if options.hide is not None:

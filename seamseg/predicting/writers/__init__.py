@@ -14,13 +14,13 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers import annotation_tools  # noqa: F401  # it registers
-from seamseg.predicting.writers.base import DetectionChoice, OutputFormat
+from seamseg.predicting.writers.base import OutputFormat
 from seamseg.predicting.writers.images import AnonymizeWriter
 from seamseg.predicting.writers.predictions import MapWriter
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import InputError
 
-__all__ = ["AnonymizeWriter", "DetectionChoice", "OutputFormat", "errors_of", "formats_of", "make_writers"]
+__all__ = ["AnonymizeWriter", "OutputFormat", "errors_of", "formats_of", "make_writers"]
 
 _WITH_HEADS = ("panoptic", "instance_seg", "detection")
 
@@ -39,15 +39,14 @@ def make_writers(
     out: Path,
     metadata: Metadata,
     kind: str = "panoptic",
-    choice: DetectionChoice = DetectionChoice(),  # noqa: B008  # frozen
     overrides: Sequence[str] = (),
     maps: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> list[OutputFormat[Any]]:
     """Create the writers of formats, each named once, for a kind of network.
 
-    `choice` is of detections; `overrides` are configuration keys, of which formats have sections; each of `maps`, of
-    custom heads, is a format. InputError if the kind of network does not have one, two would write the same file, or a
-    format cannot hold the classes.
+    `overrides` are configuration keys, of which formats have sections; each of `maps`, of custom heads, is a format.
+    InputError if the kind of network does not have one, two would write the same file, or a format cannot hold the
+    classes.
     """
     known = list(dict.fromkeys((*formats_of(kind), *maps)))
     unknown = next((name for name in formats if name not in known), None)
@@ -67,7 +66,6 @@ def make_writers(
                 writer = component.make(out, metadata, keys_of("format", name, overrides))
         else:
             raise InputError(f"`formats={','.join(formats)}`: the model has no head with the output {name}")
-        writer.choice = choice
         with errors_of(writer):
             paths = writer.paths(Source(Path("NAME"), "NAME", "NAME"))
         for path in paths:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,20 +22,6 @@ Records = Callable[[], Iterator[Record]]
 
 
 R = TypeVar("R", bound=ImageResult, contravariant=True)
-
-
-@dataclass(frozen=True)
-class DetectionChoice:
-    """Which detections the user has asked for.
-
-    Attributes
-    ----------
-    least_score : they score above; by default all that the network returns, as average precision needs
-    classes : indices of their classes, stuff first; None for all
-    """
-
-    least_score: float = 0.0
-    classes: Sequence[int] | None = None
 
 
 class OutputFormat(ABC, Generic[R]):
@@ -58,7 +43,9 @@ class OutputFormat(ABC, Generic[R]):
     probabilities : whether it needs the probabilities of a semantic network
     map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
         that score too low for the panoptic map; not inherited
-    choice : choice of detections, set after the construction; only formats that read them from the prediction need it
+    least_score, chosen : detections score above, by default all that the network returns, as average precision needs;
+        indices of their classes, stuff first, None for all. Set after the construction, for formats that read
+        detections from the prediction
     """
 
     kinds: tuple[str, ...] = ()
@@ -66,7 +53,8 @@ class OutputFormat(ABC, Generic[R]):
     all_classes: bool = False
     probabilities: bool = False
     map_only: bool = False
-    choice: DetectionChoice = DetectionChoice()
+    least_score: float = 0.0
+    chosen: Sequence[int] | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Have each class state `map_only` itself: one derived from another may read more."""

@@ -173,8 +173,8 @@ class CocoResultsWriter(OutputFormat[Detections]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Record:
         """Return the entries of an image."""
-        thresholds = Thresholds(self.choice.least_score)
-        chosen = Detections.of(prediction, result.size, self.metadata, thresholds, self.choice.classes)
+        thresholds = Thresholds(self.least_score)
+        chosen = Detections.of(prediction, result.size, self.metadata, thresholds, self.chosen)
         return {"results": chosen.to_coco(source.name)}
 
     def finals(self) -> list[Path]:
