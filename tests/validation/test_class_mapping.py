@@ -181,10 +181,10 @@ def test_wrong_tables(swapped, micro, refused, tmp_path, text, message):
     assert message.replace("TABLE", str(table)).replace("MODEL", str(swapped)) in error
 
 
-def test_tables_that_have_no_effect(micro, micro_run, seamseg_main, capsys):
+def test_tables_that_have_no_effect(micro, micro_run, refused):
     with pytest.raises(InputError, match="`class_table=names` and `legacy` are mutually exclusive"):
         EvaluationOptions("model", "data", legacy=True, class_table="names")
-    assert seamseg_main("evaluate", micro_run, micro, "--class-table", "names", "--legacy-metrics") == 2
-    assert "--class-table names and --legacy-metrics are mutually exclusive" in capsys.readouterr().err
-    assert seamseg_main("evaluate", "--gt", "a.json", "--pred", "b.json", "--class-table", "names") == 2
-    assert "--class-table and --gt / --pred are mutually exclusive" in capsys.readouterr().err
+    said = refused("evaluate", micro_run, micro, "--class-table", "names", "--legacy-metrics")
+    assert "--class-table names and --legacy-metrics are mutually exclusive" in said
+    said = refused("evaluate", "--gt", "a.json", "--pred", "b.json", "--class-table", "names")
+    assert "--class-table and --gt / --pred are mutually exclusive" in said
