@@ -116,7 +116,7 @@ FAILURES = {
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
     "label": (_pixels(np.full((96, 128), 34, np.uint8)), "34 is not a Cityscapes label id; predictions have"),
     "size of labels": (
-        lambda tree: save(next(tree.gt.glob("*/*0_gtFine_labelIds.png")), np.zeros((3, 4), np.uint8)),
+        lambda tree: save(next(tree.gt.glob("*/*0_gtFine_labelIds.png")), np.zeros((200, 4), np.uint8)),
         "_gtFine_labelIds.png: differs in size from aachen_000000_000000_gtFine_instanceIds.png",
     ),
     "broken image": (
