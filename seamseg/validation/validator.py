@@ -34,7 +34,7 @@ from seamseg.inference.results.base import ImageResult
 from seamseg.inference.results.detections import Detections, choose_detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
-from seamseg.maps.evaluation.coco_ap import ImageInstances, average_precision, image_instances, require_pycocotools
+from seamseg.maps.evaluation.coco_ap import ImageInstances, average_precision, image_instances
 from seamseg.maps.evaluation.confusion import ConfusionMatrix
 from seamseg.maps.evaluation.evaluator import PanopticEvaluator
 from seamseg.maps.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
@@ -97,14 +97,12 @@ class Validator:
     ) -> Validator:
         """Open a split of a data set; the other arguments are the attributes, `size` by default of the configuration.
 
-        InputError if the data set or the split is missing or broken, pycocotools is needed and missing, or a semantic
-        network is to be scored as the original, which does not score them.
+        InputError if the data set or the split is missing or broken, or a semantic network is to be scored as the
+        original, which does not score them.
         """
         scorer = scorer_of(config.kind)
         if legacy and scorer is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
-        if scorer is InstanceScorer or (scorer is PanopticScorer and config.general.eval_coco):
-            require_pycocotools()
         size = size or input_size(config)
         transform = ValidationTransform(size, declared_maps(config, "metric"))
         dataset = PanopticDataset(root, split, transform, open_reader=partial(open_reader, config))

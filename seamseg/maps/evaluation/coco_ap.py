@@ -7,7 +7,6 @@ detections on a crowd are ignored. The 100 best detections per class and image a
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from seamseg.maps.idmaps.id_runs import Runs, box_of_runs, runs_by_id, union_of_
 from seamseg.maps.panoptic_map import ClassInfo
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -118,10 +116,12 @@ def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
 
 def _encode(edges: np.ndarray, size: tuple[int, int]) -> bytes:
     """Encode starts and ends of runs down the columns, in turns."""
+    from pycocotools import mask  # not for the commands that only import this module
+
     height, width = size
     ends = edges if edges.size and edges[-1] == height * width else np.append(edges, height * width)
     counts = np.diff(ends, prepend=0).tolist()
-    encoded: bytes = _pycocotools("mask").frPyObjects({"counts": counts, "size": size}, height, width)["counts"]
+    encoded: bytes = mask.frPyObjects({"counts": counts, "size": size}, height, width)["counts"]
     return encoded
 
 
@@ -141,11 +141,12 @@ def average_precision(
 
 
 def _evaluate(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInstances]) -> APScores:
-    module = _pycocotools("cocoeval")
+    from pycocotools.cocoeval import COCOeval
+
     # pycocotools prints to stdout
     with contextlib.redirect_stdout(io.StringIO()):
         ground_truth, detections = (_database(kind, things, images, part) for part in ("ground_truth", "detections"))
-        evaluation = module.COCOeval(ground_truth, detections, kind)
+        evaluation = COCOeval(ground_truth, detections, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -162,7 +163,9 @@ def _evaluate(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
 
 def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInstances], part: str) -> Any:
     """Build the pycocotools object of the ground truth or the detections; its own reader rejects an empty list."""
-    masks = _pycocotools("mask")
+    from pycocotools import mask
+    from pycocotools.coco import COCO
+
     annotations: list[dict[str, Any]] = []
     for number, image in enumerate(images, start=1):
         for instance in getattr(image, part):
@@ -179,11 +182,11 @@ def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
             # ground truth always has the area of its mask, a detection that of the evaluated shape
             if instance.counts is not None and (part == "ground_truth" or kind == "segm"):
                 entry["segmentation"] = {"size": list(image.size), "counts": instance.counts}
-                entry["area"] = int(masks.area(entry["segmentation"]))
+                entry["area"] = int(mask.area(entry["segmentation"]))
             else:
                 entry["area"] = instance.box[2] * instance.box[3]
             annotations.append(entry)
-    database = _pycocotools("coco").COCO()
+    database = COCO()
     database.dataset = {
         "images": [
             {"id": n, "height": image.size[0], "width": image.size[1]} for n, image in enumerate(images, start=1)
@@ -193,18 +196,3 @@ def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
     }
     database.createIndex()
     return database
-
-
-def require_pycocotools() -> None:
-    """Raise InputError if pycocotools is missing."""
-    _pycocotools("cocoeval")
-
-
-def _pycocotools(name: str) -> Any:
-    try:
-        return importlib.import_module(f"pycocotools.{name}")
-    except ImportError as error:
-        raise InputError(
-            f"average precision needs pycocotools, which cannot be imported ({error}): pip install pycocotools, or "
-            "set general.eval_coco=no for a panoptic network"
-        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import math
@@ -20,11 +19,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from seamseg.maps.evaluation import ClassInfo, average_precision, image_instances
-from seamseg.maps.evaluation.coco_ap import require_pycocotools
 from seamseg.maps.evaluation.scores import AP_NUMBERS
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import Prediction
-from seamseg.utils.errors import InputError
 
 # no image has a bus
 CLASSES = [ClassInfo(n, i, n != "road") for n, i in (("road", 7), ("car", 26), ("person", 24), ("bus", 28))]
@@ -172,12 +169,3 @@ def test_detections_are_resized_to_the_image():
     scores = average_precision(CLASSES, [image])
     assert scores.box.AP == ONE
     assert scores.mask.AP50 == ONE
-
-
-def test_without_pycocotools(monkeypatch):
-    def missing(name, package=None):
-        raise ImportError("no such thing")
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(InputError, match=r"needs pycocotools.*pip install pycocotools"):
-        require_pycocotools()
