@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from zlib_ng import zlib_ng
 
 from seamseg.maps.idmaps import inflate
 from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
@@ -94,7 +95,7 @@ def _parts(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[byt
 def _compressed(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
     """Yield the compressed rows of a map in parts."""
     # maps of large flat regions stay small: higher levels save little and take several times as long
-    compressor = inflate.zlib.compressobj(3)
+    compressor = zlib_ng.compressobj(3)
     table = None
     if values is not None:
         table = np.zeros(max((identity for identity, _ in values), default=0) + 1, np.uint32)
@@ -192,7 +193,7 @@ def check_png(data: bytes, complete: bool) -> None:
     inflater = inflate.Inflater(b"".join(parts))
     try:
         found = sum(map(len, iter(lambda: inflater.read(inflate.BAND_BYTES), b"")))
-    except inflate.zlib.error as error:
+    except zlib_ng.error as error:  # type: ignore[misc]
         raise ValueError(str(error)) from None
     if found < size:
         raise ValueError(f"it holds {found} bytes of the {size} that {width} x {height} pixels need")

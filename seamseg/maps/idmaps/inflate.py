@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from types import ModuleType
 
-
-def _load_zlib() -> ModuleType:
-    """Return zlib-ng, which is several times as fast on id maps (docs/design/libraries.md), or else zlib."""
-    try:
-        return importlib.import_module("zlib_ng.zlib_ng")
-    except ImportError:
-        return importlib.import_module("zlib")
-
-
-zlib = _load_zlib()
+from zlib_ng import zlib_ng as zlib  # several times as fast on id maps (docs/design/libraries.md)
 
 BAND_BYTES = 1 << 18
 _SLICE_BYTES = 1 << 16
@@ -46,7 +35,7 @@ def _bands(inflater: Inflater, height: int, row_bytes: int) -> Iterator[bytes]:
         # the checksum comes after the last row
         if inflater.read(1):
             raise ValueError("decode_id_runs: the compressed data are too long for the size")
-    except zlib.error as error:
+    except zlib.error as error:  # type: ignore[misc]
         raise ValueError(f"decode_id_runs: {error}") from None
     if not inflater.decompressor.eof:
         raise ValueError("decode_id_runs: the checksum of the compressed data is missing")
