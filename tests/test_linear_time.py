@@ -388,7 +388,7 @@ def rules(n: int, folder: Path) -> Callable[[], object]:
 
 
 def exported(n: int, folder: Path) -> Callable[[], object]:
-    meta = {"categories": [f"class {k}" for k in range(n)]}
+    meta = {"categories": [f"class {k}" for k in range(n)], "palette": []}
     text = json.dumps({"format": 1, "kind": "classification", "config": "{}", "metadata": meta, "size": [64, 64]})
     return lambda: ExportedMetadata.from_json(text, "a.onnx")
 
