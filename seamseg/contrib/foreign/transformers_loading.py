@@ -20,8 +20,6 @@ from seamseg.utils.output import without_message
 
 _OF_LOSSES = "criterion."
 """Prefix of the tensors that only the training uses."""
-_SPARE_BYTES = 400_000_000
-"""Memory that a network may need beyond twice that of its weights."""
 
 
 def load_network(folder: Path, family: Family) -> nn.Module:
@@ -32,9 +30,6 @@ def load_network(folder: Path, family: Family) -> nn.Module:
         config = built_by(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
         make_plain(config)
         state = _read_state(folder)
-        with torch.device("meta"):
-            empty = built_by(str(folder), lambda: model_class(config))
-        _check_size(empty, state, str(folder))
         net, report = built_by(
             str(folder),
             lambda: model_class.from_pretrained(
@@ -92,17 +87,6 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
             raise InputError(f"{file}: not a state dict of transformers")
         state.update(content)
     return state
-
-
-def _check_size(net: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
-    """Raise InputError if a network on the meta device is far larger than its weights."""
-    # tables of positions grow with the fourth power of a window, and their computation takes copies
-    wanted = sum(values.nbytes for values in net.parameters()) + 4 * sum(values.nbytes for values in net.buffers())
-    if wanted > 2 * sum(4 * values.numel() for values in state.values()) + _SPARE_BYTES:
-        raise InputError(
-            f"{name}: its configuration needs {wanted / 1e6:.0f} MB, far more than its weights: is it the "
-            "configuration of another network?"
-        )
 
 
 def make_plain(config: Any) -> None:
