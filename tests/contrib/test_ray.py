@@ -20,7 +20,7 @@ from PIL import Image
 import seamseg
 import seamseg.contrib.ray as ray_data
 from seamseg.contrib.ray import PanopticActor, _filesystem, _written
-from seamseg.maps.formats.coco_panoptic import read_id_png
+from seamseg.maps.formats.id_png import read_id_png
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -17,7 +17,7 @@ import seamseg
 from seamseg.data.input_size import InputSize
 from seamseg.inference.network import TorchNetwork
 from seamseg.maps.folder import DatasetFolder
-from seamseg.maps.formats.coco_panoptic import read_id_png
+from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source, Video
