@@ -71,7 +71,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self.fast_decode = fast_decode
         self.replace_unreadable = replace_unreadable
         self.reading: Tensor | None = None
-        self.epoch = 0
 
     @property
     def metadata(self) -> Metadata:
@@ -87,10 +86,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     def img_sizes(self) -> list[tuple[int, int]]:
         """`(height, width)` by index."""
         return [image.size for image in self.images]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of samples requested by a plain index; a :class:`SampleIndex` carries its own."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.images)
@@ -155,12 +150,12 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return nullcontext() if self._own is None else reader_errors(self._own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
-        """Return the dict that the transform makes, with `id`, `size` and `unreadable`.
+        """Return the dict that the transform makes, with `id`, `size` and `unreadable`; a plain index is of epoch 0.
 
         `size` is the original `(height, width)`. `unreadable` are `(id, error)` of the images that could not be read
         and that this one replaces. InputError if the image, or none of :data:`MAX_ATTEMPTS`, can be read.
         """
-        epoch, index, slot = SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(self.epoch, key, key)
+        epoch, index, slot = SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(0, key, key)
         unreadable: list[tuple[str, str]] = []
         for candidate in islice(self._candidates(epoch, index, slot), MAX_ATTEMPTS if self.replace_unreadable else 1):
             self._record_reading(candidate)

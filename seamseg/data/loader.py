@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler
@@ -91,7 +91,7 @@ class LoaderOptions:
 
 def train_loader(
     dataset: Dataset[Any],
-    batch_sampler: Sampler[list[int]],
+    batch_sampler: DistributedARBatchSampler,
     options: LoaderOptions = LoaderOptions(),
     collate_fn: Callable[[Sequence[Any]], Any] | None = None,
 ) -> BatchLoader:
@@ -124,19 +124,15 @@ def train_loader(
 
 def index_sampler(loader: BatchLoader) -> DistributedARBatchSampler:
     """Return the sampler of a :func:`train_loader` of a training: it decides the order, and where an epoch starts."""
-    wrapped = loader.batch_sampler
-    assert isinstance(wrapped, EpochBatchSampler) and isinstance(wrapped.sampler, DistributedARBatchSampler)
-    return wrapped.sampler
+    assert isinstance(loader.batch_sampler, EpochBatchSampler)
+    return loader.batch_sampler.sampler
 
 
 def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
-    """Set the next epoch of the sampler, the data set and the workers of `loader`, where they support it."""
-    for part in (loader.batch_sampler, loader.dataset):
-        set_part_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)
-        if set_part_epoch is not None:
-            set_part_epoch(epoch)
-    if isinstance(loader.worker_init_fn, WorkerSeed):
-        loader.worker_init_fn.epoch = epoch
+    """Set the next epoch of the sampler and the workers of a :func:`train_loader`."""
+    assert isinstance(loader.batch_sampler, EpochBatchSampler) and isinstance(loader.worker_init_fn, WorkerSeed)
+    loader.batch_sampler.set_epoch(epoch)
+    loader.worker_init_fn.epoch = epoch
 
 
 def _own_message(error: SeamsegError) -> str:

@@ -215,7 +215,7 @@ class EpochBatchSampler(Sampler[list[SampleIndex]]):
     `replace` maps `(epoch, index)` to the index of the image to load, see :class:`ClassUniformSampling`.
     """
 
-    def __init__(self, sampler: Sampler[list[int]], replace: Callable[[int, int], int] | None = None) -> None:
+    def __init__(self, sampler: DistributedARBatchSampler, replace: Callable[[int, int], int] | None = None) -> None:
         self.sampler = sampler
         self.replace = replace
         self.epoch = 0
@@ -223,12 +223,10 @@ class EpochBatchSampler(Sampler[list[SampleIndex]]):
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch, of the wrapped sampler too."""
         self.epoch = epoch
-        set_epoch: Callable[[int], None] | None = getattr(self.sampler, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
+        return len(self.sampler)
 
     def __iter__(self) -> Iterator[list[SampleIndex]]:
         replace = self.replace or (lambda epoch, index: index)

@@ -17,7 +17,7 @@ from seamseg.training.checkpointing.checkpoint import (
     data_order,
     make_snapshot,
 )
-from seamseg.training.checkpointing.rank_state import gather_rank_states, seed_everything, set_rng_state
+from seamseg.training.checkpointing.rank_state import seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotWriter
 from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.losses import LossCheck
@@ -189,12 +189,10 @@ class Trainer:
         # first, as they raise if a loss or a weight is not finite
         losses = self.losses.state_dict()
         self.losses.check_weights(self.state.net, self.progress.global_step)
-        averaged = {} if self.stepper.ema is None else self.stepper.ema.state_dict()
-        ranks = gather_rank_states(self.world, self.state.net, averaged, losses)
+        callbacks = self.reporter.callbacks
+        snapshot = make_snapshot(self.state, self.progress, self._position, is_best, losses, callbacks)
         self._has_best = self._has_best or is_best
-        if self.world.is_main:
-            callbacks = self.reporter.callbacks
-            snapshot = make_snapshot(self.state, self.progress, self._position, is_best, ranks, callbacks)
+        if snapshot is not None:
             self.writer.save(snapshot, self.progress.global_step, is_best, not self._has_best)
 
     def _stops(self, number: int) -> bool:

@@ -16,6 +16,7 @@ from PIL import Image
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
+from seamseg.data.samplers import SampleIndex
 from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
 from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.ops.labels import extract_boxes
@@ -184,9 +185,7 @@ def test_fast_decode(make_folder, rotated):
     transform = TrainTransform(60, 400, augmentation=AugmentationOptions(True, (0.5, 1)))
     plain, fast = (PanopticDataset(root, "train", transform, fast_decode=on) for on in (False, True))
     for epoch in range(3):
-        plain.set_epoch(epoch)
-        fast.set_epoch(epoch)
-        a, b = plain[0], fast[0]
+        a, b = (data[SampleIndex(epoch, 0, 0)] for data in (plain, fast))
         assert a["img"].shape == b["img"].shape
         assert torch.equal(a["msk"], b["msk"])
         assert a["size"] == b["size"]

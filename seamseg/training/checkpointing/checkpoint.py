@@ -25,7 +25,7 @@ from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.maps.evaluation.metric import Selection
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.training.callbacks import Callbacks
-from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
+from seamseg.training.checkpointing.rank_state import gather_rank_states, load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.optim.optimizer import load_optimizer_state
 from seamseg.training.optim.schedule import LRSchedule
@@ -168,13 +168,18 @@ def make_snapshot(
     progress: TrainingProgress,
     position: EpochPosition | None,
     is_best: bool,
-    rank_states: list[dict[str, Any]],
+    losses: dict[str, Any],
     callbacks: Callbacks,
-) -> Snapshot:
+) -> Snapshot | None:
     """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
 
-    `rank_states` are the states of all processes, and `position` is None between two epochs.
+    `losses` are the averages of the losses of this process; `position` is None between two epochs. A collective call,
+    which returns None in processes other than the main one.
     """
+    averaged = {} if state.stepper.ema is None else state.stepper.ema.state_dict()
+    rank_states = gather_rank_states(state.world, state.net, averaged, losses)
+    if not state.world.is_main:
+        return None
     content: dict[str, Any] = {
         part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()
     }
