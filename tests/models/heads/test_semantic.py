@@ -1,13 +1,12 @@
-"""The semantic head: its exact algebra against the plain form, its loss, losses of users.
-
-Numbers of the original's loss are those of `ops/test_upsample.py` and `test_training_parity.py`.
-"""
+"""The semantic head: its exact algebra against the plain form, its loss against the original, losses of users."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.golden_files import tensor
 from support.networks import tiny_config, toy_batch
 from support.sections import sem
 from torch.nn import functional
@@ -18,6 +17,8 @@ from seamseg.models.heads.semantic import (
     MiniDeepLab,
     SemanticHead,
     SemanticLoss,
+    cross_entropy,
+    semantic_loss,
     semantic_target,
 )
 from seamseg.ops.norm import ABN, InPlaceABN
@@ -89,6 +90,24 @@ def test_window_is_clipped_to_the_map():
     module = MiniDeepLab(sem(hidden_channels=2), 3, ABN).eval()
     x = torch.randn(1, 3, 4, 7)
     assert_close(module(x), plain_mini_deeplab(module, x))
+
+
+@pytest.mark.parametrize("ohem", ["0.25", "None", "1.0", "0.01"])
+def test_loss_equals_the_original(ohem):
+    # logits of two images of different size: padding is what the crop to the valid size takes off
+    logits = [tensor("ops", f"sem_loss/logits{i}") for i in range(2)]
+    targets = [tensor("ops", f"sem_loss/sem{i}") for i in range(2)]
+    height, width = (max(x.shape[d] for x in logits) for d in (1, 2))
+    padded = torch.stack(
+        [functional.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in logits]
+    ).requires_grad_()
+    keys = sem(ohem=None if ohem == "None" else float(ohem))
+    loss = semantic_loss(padded, (height, width), targets, partial(cross_entropy, keys=keys))
+    assert_close(loss, tensor("ops", f"sem_loss/ohem_{ohem}/loss"))
+    loss.backward()
+    for i, (gradient, x) in enumerate(zip(padded.grad, logits)):
+        wanted = tensor("ops", f"sem_loss/ohem_{ohem}/grad{i}")
+        assert_close(gradient[:, : x.shape[1], : x.shape[2]], wanted, rtol=1e-4, atol=1e-7)
 
 
 def test_what_a_loss_gets():
