@@ -48,9 +48,6 @@ PAGE = Page("seamseg.contrib.serving", ("helpers", "maps", "serve"), ("style", "
 UPLOAD = "image"
 """Name of the upload in messages."""
 
-_BASE64 = (b"data:", b"iVBORw0KGgo", b"/9j/")
-"""Starts of a data URL, and of a PNG and a JPEG in base64."""
-
 DISCONNECTED = 499
 """Status in the metrics of a request whose client went away, as of nginx; it is never sent."""
 
@@ -207,8 +204,7 @@ class Service:
         elif self._uploaded > self.options.queue * self.options.max_upload * MIB:
             text = f"uploads of {format_bytes(self._uploaded)} are in progress"
         if text:
-            headers = {"Retry-After": str(self._batcher.retry_after)}
-            raise HTTPException(503, f"busy: {text}, try again later", headers)
+            raise HTTPException(503, f"busy: {text}, try again later", {"Retry-After": "1"})
 
     @contextmanager
     def _admitted(self, needed: int) -> Iterator[None]:
@@ -253,8 +249,6 @@ class Service:
             raise HTTPException(400, f"{UPLOAD}: empty: send an image as the body, or as `file` of a form")
         if len(data) > limit:
             raise _too_large(limit)
-        if kind == "application/json" or data.startswith(_BASE64):
-            raise HTTPException(400, f"{UPLOAD}: JSON or base64, as in a data URL: send the bytes of the image")
         return data
 
     async def _compute(self, name: str, data: bytes) -> Content:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -16,11 +15,6 @@ import numpy as np
 
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.predictions import ArrayPrediction
-
-LONGEST_RETRY = 60
-"""Maximum number of seconds in the `Retry-After` of a refused request."""
-
-_SMOOTHING = 0.2
 
 
 @dataclass(eq=False)
@@ -52,7 +46,6 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._seconds = 0.0
         self._at_a_time = ExitStack()
         shares = nullcontext((1, None)) if batch_size == 1 else predictor.images_at_a_time()
         count, begin = self._at_a_time.enter_context(shares)
@@ -71,11 +64,6 @@ class Batcher:
     def alive(self) -> bool:
         """Whether images are computed."""
         return all(thread.is_alive() for thread in self._threads) and not self._closing
-
-    @property
-    def retry_after(self) -> int:
-        """Seconds until the images that wait now will have been computed, from 1 to :data:`LONGEST_RETRY`."""
-        return min(LONGEST_RETRY, max(1, math.ceil((self.waiting + 1) * self._seconds)))
 
     def submit(self, pixels: np.ndarray) -> Future[ArrayPrediction]:
         """Have a prepared image computed, unless the future is cancelled before its batch has started."""
@@ -106,10 +94,7 @@ class Batcher:
                 return
             running = [job for job in batch if job.future.set_running_or_notify_cancel()]
             if running:
-                start = time.perf_counter()
                 self._compute(running)
-                seconds = (time.perf_counter() - start) / (len(running) * len(self._threads))
-                self._seconds += (seconds - self._seconds) * (_SMOOTHING if self._seconds else 1)
             # the images would stay in memory until the next batch
             del batch, running
 

@@ -90,9 +90,6 @@ def test_the_orientation_of_a_photo_is_applied(client):
             400,
             "the form has no file named `file` with a `filename=`; .* file",
         ),
-        (b'{"image": "/9j/"}', "", {"Content-Type": "application/json"}, 400, "image: JSON .*: send the bytes .*"),
-        (b"data:image/png;base64,iVBO", "", {}, 400, "image: JSON or base64, as in a data URL: send the bytes .*"),
-        (b"/9j/4AAQSkZJRg", "", {}, 400, "image: JSON or base64, as in a data URL: send the bytes .*"),
         (b"nonsense", "", FORM, 400, "broken form: .*"),
         (png(photo()), "?format=gif", {}, 400, "format=gif: a model of kind semantic has json, png, overlay, view"),
         (png(photo()), "", {"Sec_Fetch_Site": "cross-site"}, 403, "requests from pages of other sites are refused"),
@@ -164,7 +161,7 @@ def test_a_full_queue_refuses_at_once(network):
         refused = client.predict(png(photo(2)))
         assert refused.status == 503
         assert refused.json["error"].startswith("busy: 2 requests are in progress")
-        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["retry-after"] == "1"
     # the context stops the server, then opens the gate: requests in progress are finished
     for thread, answers in threads:
         thread.join(60)

@@ -121,17 +121,3 @@ def test_a_photo_that_fails_fails_alone(network, open_batcher):
         futures[1].result(60)
     assert batcher.submit(photo(7)).result(60).size == (12, 20), "the thread goes on"
     assert batcher.alive
-
-
-def test_the_time_until_a_retry_grows_with_the_queue(network, open_batcher):
-    batcher = open_batcher(1)
-    first = occupy(network, batcher)
-    time.sleep(0.6)
-    network.gate.set()
-    first.result(60)
-    network.gate.clear()
-    for k in range(4):
-        batcher.submit(photo(k))
-    # one is computed, the others follow at the speed of the first
-    assert network.started.acquire(timeout=60)
-    assert batcher.retry_after >= 3
