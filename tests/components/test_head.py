@@ -99,6 +99,7 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
     ("old", "new", "error", "message"),
     [
         ('{"edge": self.output(', '{"edge": self.missing(', SeamsegError, r"head edge, .*line \d+: AttributeError"),
+        ('["edge"].sigmoid', '["edges"].sigmoid', SeamsegError, r"head edge, .*line \d+: KeyError"),
         ("ids = masks[0]", "ids = masks[7]", SeamsegError, "head edge, .*: IndexError"),
         ("ids = masks[0]", "ids = masks[0].zero_()", SeamsegError, "head edge, .*changes the batch in place"),
         ("features.levels[0]", "features.levels[0].relu_()", SeamsegError, "head edge, .*changes the levels in place"),
@@ -114,9 +115,3 @@ def test_a_model_opens_without_its_head(edge_run, micro, tmp_path, seamseg_main,
 )
 def test_mistakes(old, new, error, message, file, options):
     assert_refused(options("run"), message, file, old, new, error)
-
-
-def test_an_error_names_the_head(file, options):
-    file.write_text(EDGES.replace('["edge"].sigmoid', '["edges"].sigmoid'))
-    with pytest.raises(SeamsegError, match=r"head edge, .*line \d+: KeyError"):
-        run_training(options("run"))

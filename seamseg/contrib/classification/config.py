@@ -100,21 +100,11 @@ class OptimizerConfig:
 class InputConfig:
     """Sizes, augmentation and normalisation of the images."""
 
-    scale_train: int = key(
-        "shorter side of training images before the crop; -1: as it is",
-        -1,
-        minimum=-1,
-        maximum=MAX_SIDE,
-    )
+    scale_train: int = key("shorter side before the crop; -1: as it is", -1, minimum=-1, maximum=MAX_SIDE)
     crop_train: int = key("side of the random crop", 224, minimum=1, maximum=MAX_SIDE)
     color_jitter_train: bool = key("random saturation, brightness and contrast", False)
     lighting_train: bool = key("random shift along the principal components of the colours", False)
-    scale_val: int = key(
-        "shorter side of validation images before the crop; -1: as it is",
-        256,
-        minimum=-1,
-        maximum=MAX_SIDE,
-    )
+    scale_val: int = key("shorter side before the crop; -1: as it is", 256, minimum=-1, maximum=MAX_SIDE)
     crop_val: int = key("side of the centre crop", 224, minimum=1, maximum=MAX_SIDE)
     mean: tuple[float, float, float] = key("mean of each channel, for values in 0..1", (0.485, 0.456, 0.406))
     std: tuple[float, float, float] = key("standard deviation of each channel", (0.229, 0.224, 0.225), above=0)

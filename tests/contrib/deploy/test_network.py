@@ -14,7 +14,7 @@ from support.exported import (
 )
 from support.onnx_scenes import OUTPUTS
 
-from seamseg.contrib.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace, valid_pixels
+from seamseg.contrib.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace
 from seamseg.inference.results import result_of
 from seamseg.ops import winograd
 
@@ -128,11 +128,6 @@ def test_free_dimensions():
     }
     assert list(dynamic_shapes(exported_net("semantic"), 32, (256, 4096))["image"]) == [2, 3]
     assert dynamic_shapes(exported_net("semantic"), 1, None) is None
-
-
-def test_valid_pixels():
-    found = valid_pixels(torch.zeros(1, 3, 3, 4), torch.tensor([2, 3]))
-    assert found.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]]
 
 
 def test_suppression_within_groups():
