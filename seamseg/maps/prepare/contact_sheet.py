@@ -14,7 +14,7 @@ from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.prepare.check import ImageCheck, OneImageFolder, Report
+from seamseg.maps.prepare.check import ImageCheck, OneImageFolder, Report, check_lists
 from seamseg.maps.visualize.palette import BACKGROUND, LINE, TEXT, draw_legend, printable
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
@@ -34,7 +34,7 @@ def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: in
     """
     folder = DatasetFolder(report.root)
     chosen = choose_images(report.images, count)
-    splits = {i: name for name in folder.splits for i in _listed(folder, name)}
+    splits = {i: name for name, ids in check_lists(folder)[0].items() for i in ids}
     columns = min(_COLUMNS, max(1, len(chosen)))
     width = min(_WIDTH // columns - _GAP, _WIDEST)
     shapes = [info.size[0] / info.size[1] for info in map(folder.info, chosen)]
@@ -113,13 +113,6 @@ def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata, limits: tuple[
         return draw_tile(photo, layers, info, classes, limits)
     except InputError:
         return None
-
-
-def _listed(folder: DatasetFolder, split: str) -> list[str]:
-    try:
-        return [image.id for image in folder.split(split)]
-    except InputError:
-        return []
 
 
 def _compose(
