@@ -6,7 +6,6 @@ The tools read the files again, of which sizes and labels are checked before, an
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
 from seamseg.maps.formats.cityscapes.labels import EVALUATED, LABEL_OF, LABELS
 from seamseg.maps.formats.cityscapes.layout import CityscapesFrame, predictions_by_frame
 from seamseg.maps.images import open_mask
-from seamseg.utils.errors import InputError, require_packages
+from seamseg.utils.errors import InputError, require_module
 from seamseg.utils.limits import open_pillow, reading_image
 
 
@@ -28,11 +27,11 @@ class _Tool:
     """A module of `cityscapesscripts.evaluation`, and its options."""
 
     def __init__(self, name: str) -> None:
-        require_packages("cityscapesscripts", what="the pixel and instance level of Cityscapes")
+        what = "the pixel and instance level of Cityscapes"
+        self.module = require_module(f"cityscapesscripts.evaluation.{name}", what)
         # cityscapesscripts 2.3 calls a function that numpy 2.4 no longer has
         if not hasattr(np, "in1d"):
             np.in1d = np.isin  # type: ignore[attr-defined]
-        self.module: Any = importlib.import_module(f"cityscapesscripts.evaluation.{name}")
         self.args = copy.copy(self.module.args)
         self.args.quiet, self.args.JSONOutput = True, False
         self.n_images = 0
