@@ -46,7 +46,7 @@ def street() -> Batch:
 
 @pytest.mark.slow
 def test_memory_of_a_step_of_the_largest_network():
-    """In half precision, 2634 MiB, and recomputed, 1646, against the plain step, 5103 MiB; on a GPU the goal is 0.48."""
+    """In half precision 2634 MiB, recomputed 1646, plain 5103; on a GPU the goal is 0.48 times plain."""
     plain, half = ("channels_last=no",), ("channels_last=yes", "precision=bf16")
     peaks = []
     for options in (plain, half, (*half, "checkpoint_body=yes")):
