@@ -45,7 +45,7 @@ STATE = [
         "which graphs are captured and when, with doubles that copy and run; the script on the CPU",
         "throughput",
     ),
-    ("predictions of fixed sizes, graphs of all of a prediction", "-", "equal to those of variable sizes", None),
+    ("predictions of fixed sizes, all in a graph; writers on their own streams", "-", "equal; who waits", None),
     ("`throughput.py`: `seamseg predict --compile`", "-", "on the CPU", "throughput_compiled"),
     ("kernels of a training step and of a prediction, and how busy they keep the GPU", "-", "operators", "profile"),
     ("`fusion.py`: the panoptic map", "yes", "yes", "fusion"),

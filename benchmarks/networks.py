@@ -18,7 +18,6 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.visualize.palette import distinct_colors
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.panoptic import PanopticNet
 
 DETECTIONS = 100
@@ -64,9 +63,8 @@ def busy(net: PanopticNet) -> PanopticNet:
             return made_up(boxes, scores)
 
         def padded(self, boxes: Any, scores: Any) -> Any:
-            _, _, _, found = super().padded(boxes, scores)
-            # proposals that do not exist are NaN
-            rows = made_up(boxes.nan_to_num(), scores)
+            found = super().padded(boxes, scores)[-1]
+            rows = made_up(boxes.nan_to_num(), scores)  # NaN are proposals that do not exist
             return *rows, torch.stack((torch.full_like(found[0], rows[0].shape[0]), torch.ones_like(found[1])))
 
     def made_up(boxes: Any, scores: Any) -> Any:
@@ -74,7 +72,6 @@ def busy(net: PanopticNet) -> PanopticNet:
         classes = torch.arange(rows.shape[0], device=rows.device) % (scores.shape[1] - 1)
         return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    assert isinstance(chosen, ProposalGenerator)
     return net.with_options(proposals=Proposals(chosen.config), selector=Selector(select.config))
 
 

@@ -2,12 +2,13 @@
 
     python benchmarks/throughput.py                                    # a GPU: 1024x2048 bf16, all variants
     python benchmarks/throughput.py --device cpu --size 512x767 --rounds 3 plain compile
+    python benchmarks/throughput.py --device cpu --stand-in 8          # the rest of `predict`, without a GPU
 
 Two figures a variant. `network`: decoded images in, predictions on the CPU out (`Predictor.raw`: upload, network,
 download), in turns with the first variant, image by image. `predict`: JPEG files in, overlay and COCO panoptic files
 out, by the code of `seamseg predict`, after a run that does not count; with `--profile` also how busy the GPU is, in a
-run of its own. A variant that fails does not stop the
-others; the exit code is then 1.
+run of its own. A variant that fails does not stop the others; the exit code is then 1. With `--stand-in` a thread that
+sleeps is the GPU: images per second of `predict`, and the CPU time of its stages.
 
 Weights are random; each image gets its own best 1000 proposals and 100 made-up detections of them, as in inference.py.
 CPU seconds (all threads of this process) stand beside the wall's, since others may use the machine.
@@ -17,13 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 VARIANTS = {"plain": (), "graphs": ("graphs",), "compile": ("compile",), "both": ("compile", "graphs")}
 """What each variant accelerates the network by."""
-WARM_UP = 3
-"""Images before those that count: CUDA graphs are recorded with the second of a size."""
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
@@ -62,21 +61,44 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
     start = time.perf_counter()
     predictors[name].raw([image] * size)
     began = time.perf_counter() - start
-    for _ in range(WARM_UP - 1):
-        predictors[name].raw([image] * size)
+    # the first turn does not count: a CUDA graph is recorded with the second batch of a size
     turns = {one: partial(predictors[one].raw, [image] * size) for one in (first, name)}
     times = in_turns(turns, rounds)
-
-    def of_plain(clock: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[first][clock], times[name][clock], strict=True))
 
     return {
         "first": began,
         "wall": statistics.median(times[name]["wall"]) / size,
         "cpu": statistics.median(times[name]["cpu"]) / size,
-        "plain/this wall": of_plain("wall"),
-        "plain/this cpu": of_plain("cpu"),
+        "plain/this wall": statistics.median(a / b for a, b in zip(times[first]["wall"], times[name]["wall"])),
     }
+
+
+def stages(predictor: Any, image: np.ndarray, milliseconds: float, run: Callable[[], float], count: int) -> None:
+    """Print images per second with a thread that sleeps in place of the network, and the CPU time of each stage."""
+    from seamseg.predicting.job import _PredictionLoop
+    from seamseg.predicting.reader import ImageReader
+
+    (output,), gpu, spent = predictor.raw([image]), ThreadPoolExecutor(1), dict[str, list[float]]()
+
+    def start(images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Any]:
+        done = gpu.submit(time.sleep, len(images) * milliseconds / 1e3)
+        return [lambda: done.result() or output] * len(images)
+
+    def timed(stage: str, call: Callable[..., Any]) -> Any:
+        def measured(*given: Any) -> Any:
+            began = time.thread_time()
+            result = call(*given)
+            spent.setdefault(stage, []).append(time.thread_time() - began)
+            return result
+
+        return measured
+
+    predictor.network.start, predictor.network.on_gpu = start, True
+    ImageReader._decode = timed("decoders", ImageReader._decode)  # type: ignore[method-assign]
+    _PredictionLoop._write = timed("writers", _PredictionLoop._write)  # type: ignore[method-assign]
+    rate = timed("host of the network", run)()
+    said = ", ".join(f"{stage} {sum(found) / count * 1e3:.1f}" for stage, found in spent.items())
+    print(f"  {rate:.1f} images/s, the network alone {1e3 / milliseconds:.1f}; CPU ms an image: {said}")
 
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int) -> float:
@@ -93,9 +115,8 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int)
     start = time.perf_counter()
     outputs = OutputFolder(out, writers, header("random", "0" * 64, {}))
     summary = predict_all(predictor, sources, outputs, World(device=predictor.network.device), workers=workers)
-    wall = time.perf_counter() - start
     assert summary.done == len(photos), summary
-    return len(photos) / wall
+    return len(photos) / (time.perf_counter() - start)
 
 
 def main() -> int:
@@ -114,6 +135,9 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=8, help="threads that decode (default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="also list the kernels, and how busy they keep the GPU")
+    parser.add_argument(
+        "--stand-in", type=float, metavar="MS", help="measure a network that sleeps for each image only"
+    )
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     from seamseg.utils import process_settings
@@ -146,6 +170,12 @@ def main() -> int:
         found: dict[str, Any] = {"torch": torch.__version__, "device": gpu[2:], "size": arguments.size}
         found |= {"precision": arguments.precision, "variants": {}, "failed": {}}
         predictors: dict[str, Predictor] = {}
+        if arguments.stand_in:
+            predictor = make("plain", arguments, device)
+            image = network_input(open_image(photos[0]), predictor.input_size)
+            run = partial(files, predictor, photos, folder / "out", arguments.workers)
+            stages(predictor, image, arguments.stand_in, run, len(photos))
+            return 0
         for name in names:
             try:
                 predictors[name] = make(name, arguments, device)
@@ -154,13 +184,12 @@ def main() -> int:
                 found["variants"][name] = row
                 print(
                     f"  {name:<8} network {1 / row['wall']:7.2f} images/s, {row['cpu']:6.3f} CPU s an image, "
-                    f"first image {row['first']:.1f} s; {next(iter(predictors))} takes {row['plain/this wall']:.2f} "
-                    f"times its wall time, {row['plain/this cpu']:.2f} times its CPU time",
+                    f"first image {row['first']:.1f} s; {names[0]} takes {row['plain/this wall']:.2f} times its time",
                     flush=True,
                 )
                 if arguments.photos:
                     run = partial(files, predictors[name], workers=arguments.workers)
-                    run(photos[: 4 * WARM_UP], folder / f"{name}-first")
+                    run(photos[:12], folder / f"{name}-first")
                     row["images/s"] = run(photos, folder / name)
                     print(f"  {name:<8} predict {row['images/s']:7.2f} images/s", flush=True)
                     if arguments.profile:
@@ -173,10 +202,8 @@ def main() -> int:
                 found["failed"][name] = traceback.format_exc()
                 predictors.pop(name, None)
                 print(f"  {name:<8} failed\n{found['failed'][name]}", flush=True)
-            found["load"] = os.getloadavg()[0]
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(found, indent=1))
-    print(f"  load {found['load']:.1f}")
     return int(bool(found["failed"]))
 
 

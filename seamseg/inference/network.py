@@ -100,6 +100,14 @@ class TorchNetwork(InferenceNetwork):
             # after the handler: the error keeps tensors of the network alive
             self.graphs.clear()
 
+    def begin_thread(self) -> None:
+        """See :class:`seamseg.maps.predictions.InferenceNetwork`; on a GPU the thread gets a stream of its own."""
+        if self._uploads is not None:
+            stream = torch.cuda.Stream(self.device)
+            # the weights may still be under way
+            stream.wait_stream(torch.cuda.default_stream(self.device))
+            torch.cuda.set_stream(stream)
+
     def _start(self, images: Sequence[np.ndarray], least_score: float) -> list[Callable[[], ArrayPrediction]]:
         with torch.inference_mode():
             if not self.fixed_size:

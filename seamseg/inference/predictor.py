@@ -235,13 +235,20 @@ class Predictor(Generic[R]):
         pixels of the network's input, see :meth:`in_units`; of a GPU with `semantic_on_gpu`, which :meth:`result` uses.
         OutOfMemory if the memory does not suffice.
         """
+        return [arrays() for arrays in self.start(images, tiling)]
+
+    def start(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[Callable[[], ArrayPrediction]]:
+        """Start :meth:`raw`; return a function for each image that waits for its output, in any thread.
+
+        A GPU computes meanwhile, unless the images are processed in tiles.
+        """
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(image.shape) is None for image in images):
             # not for tiles, which need all detections: pieces of an object share the best score
             maps = self.map_only and result_of(self.kind).has_ids
             least_score = self.thresholds.score_threshold if maps else 0.0
             try:
-                return self.network.run(images, least_score)
+                return self.network.start(images, least_score)
             except Exception as error:
                 if not lacks_memory(error):
                     raise
@@ -251,8 +258,8 @@ class Predictor(Generic[R]):
                 advice = "" if self.network.tiles_problem else "set `tiles=auto`"
                 raise self._out_of_memory(images[0], advice=advice)
         if len(images) > 1:
-            return [self.raw([image], tiling)[0] for image in images]
-        return [self._run_in_tiles(image, tiling) for image in images]
+            return [self.start([image], tiling)[0] for image in images]
+        return [partial(lambda p: p, self._run_in_tiles(image, tiling)) for image in images]
 
     def in_units(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> ArrayPrediction:
         """Return an output of :meth:`raw` with maps in the units of their files, in pixels of the image.
@@ -272,19 +279,20 @@ class Predictor(Generic[R]):
         return replace(prediction, maps={**prediction.maps, **converted})
 
     @contextmanager
-    def images_at_a_time(self) -> Iterator[tuple[int, Callable[[], object] | None]]:
+    def images_at_a_time(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Prepare for :meth:`raw` in several threads, on as many images at a time as a CPU computes best.
 
         The layers of a small network are too short to be divided among threads, which lose their cores to decoders and
         writers between them. If an image of 1024x2048 has a network input of at most :data:`SMALL_INPUT` pixels, each
         thread of torch therefore has an image of its own; a larger input, and one on a GPU, has all of them.
 
-        Yield the number of threads, and what each must call first; 1 and None to call :meth:`raw` in this thread.
+        Yield the number of threads, and what each must call first; 1 to call :meth:`raw` in this thread, and what the
+        threads that make results of its outputs must call.
         """
         count = self.network.images_at_a_time
         height, width = self.input_size.scaled((1024, 2048))
         if count == 1 or height * width > SMALL_INPUT:
-            yield 1, None
+            yield 1, self.network.begin_thread
             return
         import torch
 

@@ -244,6 +244,10 @@ class InferenceNetwork(ABC):
         """
         return [partial(lambda p: p, p) for p in self.run(images, least_score)]
 
+    def begin_thread(self) -> None:
+        """Prepare the current thread to make results beside the network, without waiting for it."""
+        return
+
 
 def _floats(values: Tensor) -> Any:
     return values.detach().float().cpu().numpy()

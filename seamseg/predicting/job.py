@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
@@ -190,6 +190,10 @@ def predict_all(
     return RunSummary(done, failed, len(earlier) - redone, done > 0 and not found, several_frames)
 
 
+_Started: TypeAlias = "tuple[DecodedImage, Callable[[], ArrayPrediction], float]"
+"""An image, what waits for its prediction, and the seconds that its start took."""
+
+
 class _PredictionLoop:
     """Processes the images of one process."""
 
@@ -221,11 +225,12 @@ class _PredictionLoop:
                 if threads > 1 and not large:
                     background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
                     continue
-                for item, prediction, seconds in self._run_network(batch):
+                for item, prediction, seconds in self._start_network(batch):
                     if large:
                         # before the next is decoded
                         self._write(item, prediction, seconds)
                     else:
+                        # the writer waits for the GPU, which gets the next batch meanwhile
                         background.submit(self._write, item, prediction, seconds, size=_memory(item))
         except BaseException:
             background.abandon()
@@ -247,11 +252,11 @@ class _PredictionLoop:
         echo(f"skipped {reason}", file=sys.stderr, flush=True)
         self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
 
-    def _run_network(self, batch: Sequence[DecodedImage]) -> list[tuple[DecodedImage, ArrayPrediction, float]]:
-        """Return the images with their predictions and the seconds for each; without those for which it fails."""
+    def _start_network(self, batch: Sequence[DecodedImage]) -> list[_Started]:
+        """Return the images with what waits for their predictions; without those for which the network fails."""
         start = time.perf_counter()
         try:
-            predictions = self.predictor.raw([item.image.pixels for item in batch])
+            predictions = self.predictor.start([item.image.pixels for item in batch])
         except Exception as error:
             if len(batch) == 1 or not is_of_item(error):
                 self._fail(batch, "the network fails", error)
@@ -260,15 +265,16 @@ class _PredictionLoop:
             seconds = (time.perf_counter() - start) / len(batch)
             return [(item, prediction, seconds) for item, prediction in zip(batch, predictions)]
         # after the handler: the error keeps tensors of the network alive
-        return [one for item in batch for one in self._run_network([item])]
+        return [one for item in batch for one in self._start_network([item])]
 
     def _run_and_write(self, batch: Sequence[DecodedImage]) -> None:
-        for item, prediction, seconds in self._run_network(batch):
-            self._write(item, prediction, seconds)
+        for started in self._start_network(batch):
+            self._write(*started)
 
-    def _write(self, item: DecodedImage, prediction: ArrayPrediction, seconds: float) -> None:
+    def _write(self, item: DecodedImage, prediction: Callable[[], ArrayPrediction], seconds: float) -> None:
+        start = time.perf_counter()
         try:
-            self._write_outputs(item, prediction, seconds)
+            self._write_outputs(item, prediction(), start - seconds)
         except Exception as error:
             self._remove_outputs(item.source)
             self._fail([item], "its outputs cannot be made", error)
@@ -291,8 +297,7 @@ class _PredictionLoop:
             raise SeamsegError(f"{names}: {reason}") from error
         self._skip(batch[0].source, f"{names}: {reason}")
 
-    def _write_outputs(self, item: DecodedImage, prediction: ArrayPrediction, seconds: float) -> None:
-        start = time.perf_counter()
+    def _write_outputs(self, item: DecodedImage, prediction: ArrayPrediction, start: float) -> None:
         source, stamp, image = item
         prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
@@ -310,7 +315,7 @@ class _PredictionLoop:
             "width": image.size[1],
             "outputs": [],
             result.counted: (counts := result.counts()),
-            "seconds": round(seconds + time.perf_counter() - start, 4),
+            "seconds": round(time.perf_counter() - start, 4),
             "records": records,
         }
         self.lines.add({**line, **self.folder.outputs_of(source)})

@@ -108,17 +108,17 @@ def run_with_error(main, model, tmp_path, where, error, *words):
     for name in "abde":
         (tmp_path / "photos").mkdir(exist_ok=True)
         Image.new("RGB", (48, 32), "red" if name == "d" else "green").save(tmp_path / "photos" / f"{name}.png")
-    open_, raw, write = Source.open, Predictor.raw, CocoWriter.write
+    open_, start, write = Source.open, Predictor.start, CocoWriter.write
 
     def open_or_error(self):
         if where == "decoder" and self.name == "d":
             raise error
         return open_(self)
 
-    def raw_or_error(self, images, tiling=None):
+    def start_or_error(self, images, tiling=None):
         if where == "network" and any(image[0, 0, 0] == 255 for image in images):
             raise error
-        return raw(self, images, tiling)
+        return start(self, images, tiling)
 
     def write_or_error(self, source, *rest):
         if where == "format" and source.name == "d":
@@ -127,7 +127,7 @@ def run_with_error(main, model, tmp_path, where, error, *words):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "open", open_or_error)
-        patch.setattr(Predictor, "raw", raw_or_error)
+        patch.setattr(Predictor, "start", start_or_error)
         patch.setattr(CocoWriter, "write", write_or_error)
         words = ("--device", "cpu", "--quiet", "--format", "coco", *words)
         return main("predict", model, tmp_path / "photos", tmp_path / "out", *words)

@@ -5,7 +5,9 @@ import json
 import re
 import shutil
 from collections import Counter
+from functools import partial
 from io import BytesIO
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from pycocotools import mask as coco_masks
 import seamseg
 from seamseg.data.input_size import InputSize
 from seamseg.inference.network import TorchNetwork
+from seamseg.inference.predictor import Predictor
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
@@ -246,8 +249,8 @@ def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkey
 
     def counting(settings, device):
         predictor = load(settings, device)
-        predictor.network.on_gpu, raw = on_gpu, predictor.raw
-        predictor.raw = lambda images: sizes.append(len(images)) or raw(images)
+        predictor.network.on_gpu, start = on_gpu, predictor.start
+        predictor.start = lambda images: sizes.append(len(images)) or start(images)
         return predictor
 
     monkeypatch.setattr(PredictSettings, "load", counting)
@@ -255,6 +258,37 @@ def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkey
     monkeypatch.setattr(TorchNetwork, "images_at_a_time", 1)
     assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "out", "--format", "coco", *words) == 0
     assert (max(sizes), sum(sizes)) == (largest, 7)
+
+
+def test_the_writers_wait_for_a_gpu(micro_run, micro, tmp_path, seamseg_main, monkeypatch):
+    """The network gets all batches before a result is there; the files are the same."""
+    wanted = predict(seamseg_main, micro_run, micro / "img", tmp_path / "one", "--format", "coco")
+    start, waits, begun = Predictor.start, [], []
+    started = Event()
+
+    def later(predictor, images):
+        begun.append(len(images))
+        if sum(begun) == 7:
+            started.set()
+
+        def wait(arrays):
+            assert started.wait(60)
+            waits.append(current_thread().name)
+            return arrays()
+
+        return [partial(wait, arrays) for arrays in start(predictor, images)]
+
+    monkeypatch.setattr(TorchNetwork, "images_at_a_time", 1)
+    monkeypatch.setattr(Predictor, "start", later)
+    words = ("--format", "coco", "--batch-size", "2")
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "two", *words) == wanted == 0
+    assert len(waits) == 7
+    assert all(name.startswith("seamseg-writer") for name in waits)
+    names = written(tmp_path / "one")
+    assert written(tmp_path / "two") == names
+    for name in names:
+        if name != "predictions.jsonl":
+            assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -333,7 +367,9 @@ def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
     assert set_to == [1, 3]
     small.input_size = InputSize(257)
     with small.images_at_a_time() as (threads, begin):
-        assert (threads, begin) == (1, None)
+        assert threads == 1
+        begin()
+    assert set_to == [1, 3]
 
 
 def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_run, micro, tmp_path, seamseg_main):
@@ -361,7 +397,7 @@ def test_an_error_of_one_of_several_networks_names_the_photo(
     def fail(*_):
         raise RuntimeError("burns")
 
-    monkeypatch.setattr("seamseg.inference.predictor.Predictor.raw", fail)
+    monkeypatch.setattr("seamseg.inference.predictor.Predictor.start", fail)
     assert predict(seamseg_main, micro_run, photos, tmp_path, "--quiet") == 1
     assert re.search(r"\w+\.\w+: the network fails \(RuntimeError: burns\)", capsys.readouterr().err)
 

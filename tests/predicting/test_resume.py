@@ -60,7 +60,7 @@ def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch, number, code):
-    see, seen = Predictor.raw, []
+    see, seen = Predictor.start, []
 
     def signalled(self, images):
         seen.append(images)
@@ -68,7 +68,7 @@ def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_mai
             os.kill(os.getpid(), number)
         return see(self, images)
 
-    monkeypatch.setattr(Predictor, "raw", signalled)
+    monkeypatch.setattr(Predictor, "start", signalled)
     words = ("predict", micro_run, photos, tmp_path / "out", *CPU, "--quiet")
     # Python ignores what a handler raises within a callback of the garbage collector, and Hypothesis has one
     gc.disable()
