@@ -5,19 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from seamseg.utils.errors import HungUp, Terminated
 
 _ENDINGS = {"SIGTERM": Terminated, "SIGHUP": HungUp}
 """By names, since Windows lacks SIGHUP."""
-_AGAIN_SECONDS = 0.02
 _OF_WORKERS = {getattr(signal, name) for name in ("SIGINT", *_ENDINGS) if hasattr(signal, name)}
 
 
@@ -38,27 +35,15 @@ def graceful_termination(advice: str = "") -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise numbers[number]
 
-    def repeat(dropped: Any) -> None:
-        # Python drops what is raised in a destructor or in a callback of a weak reference
-        if not isinstance(dropped.exc_value, KeyboardInterrupt):
-            hook(dropped)
-            return
-        number = next((n for n, ending in numbers.items() if type(dropped.exc_value) is ending), signal.SIGINT)
-        if number in before:
-            signal.signal(number, terminate)
-        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
-
     handlers = {number: signal.getsignal(number) for number in numbers}
     before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, terminate)
-    hook, sys.unraisablehook = sys.unraisablehook, repeat
     try:
         yield
     except KeyboardInterrupt as stop:
         raise type(stop)(*([advice] if advice else stop.args)) from stop
     finally:
-        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import sys
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -15,37 +12,7 @@ import torch
 
 from seamseg.data.loader import BatchLoader
 from seamseg.data.workers import begin_worker
-from seamseg.utils.errors import HungUp, Terminated
 from seamseg.utils.parallel import parallel_map
-from seamseg.utils.signals import graceful_termination
-
-
-class Doomed:
-    """Its destructor receives a signal."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), self.number)
-        time.sleep(0.01)
-
-
-@pytest.mark.usefixtures("signals_end")
-@pytest.mark.parametrize(("number", "raised"), [(2, KeyboardInterrupt), (15, Terminated), (1, HungUp)])
-def test_a_signal_in_a_destructor_is_not_lost(number: int, raised: type[BaseException]) -> None:
-    """Python drops what a destructor raises."""
-    hook, handler = sys.unraisablehook, signal.getsignal(number)
-
-    def wait() -> None:
-        Doomed(number)
-        time.sleep(5)
-
-    with pytest.raises(raised) as stop, graceful_termination():
-        wait()
-    assert stop.type is raised
-    assert sys.unraisablehook is hook
-    assert signal.getsignal(number) is handler
 
 
 class _Endless(torch.utils.data.IterableDataset):
