@@ -307,7 +307,7 @@ def gradient_sums(
     dbias, moment, squares = abn_backward_reduce(dy, y, residual, bias_of(bias, invstd), *norm.code)
     count, joint = count_of(y), None
     if norm.training and norm.group is not None:
-        dgamma = moment / gamma_of(weight, invstd, norm.eps)
+        dgamma = moment / plain.gamma_of(weight, invstd, norm.eps)
         joint = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, count)))
         distributed.all_reduce(joint, group=norm.group)
     # the compiler fuses plain operators
@@ -339,7 +339,7 @@ def _statistics(x: Tensor, weight: Tensor | None, norm: Norm) -> tuple[ChannelSt
     # a copy: the averages may change before the backward pass
     mean = norm.running_mean.to(wide(x.dtype), copy=True)
     statistics = ChannelStatistics(mean, invstd, None, count_of(x))
-    return statistics, gamma_of(weight, invstd, norm.eps) * invstd
+    return statistics, plain.gamma_of(weight, invstd, norm.eps) * invstd
 
 
 def batch_statistics(
@@ -389,11 +389,6 @@ def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
 def count_of(x: Tensor) -> int:
     """Return the number of values of each channel."""
     return x.numel() // x.shape[1]
-
-
-def gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
-    """Return the scale `|weight| + eps`, in the precision of `like`; 1 without a weight."""
-    return torch.ones_like(like) if weight is None else weight.to(like.dtype).abs() + eps
 
 
 def bias_of(bias: Tensor | None, like: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from seamseg.ops.abn import (
     apply_norm,
     count_of,
     dense,
-    gamma_of,
     gradients,
     normalise,
     saved_for_backward,
@@ -28,6 +27,7 @@ from seamseg.ops.abn import (
 )
 from seamseg.ops.abn_kernel_gradient import defer_scale_gradient, scale_gradient
 from seamseg.ops.abn_recompute import checkpointed
+from seamseg.ops.reference.abn import gamma_of
 
 _ONEDNN_CHANNELS = 16
 """Channels that the widest 1x1 kernels of oneDNN process at once."""

@@ -176,11 +176,11 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         # and after an error of all processes none of them is inside a collective call
         if world.device is None or world.device.type == "cpu" or isinstance(error, CollectiveError):
             _leave()
-        if isinstance(error, RuntimeError) and is_peer_failure(error):
+        if isinstance(error, RuntimeError) and _is_peer_failure(error):
             raise LostConnection(
                 f"process {rank} of {size} lost its connection to the others: one has ended, see its message, or "
                 f"kept this one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
-                f"({failure_reason(error)})"
+                f"({_failure_reason(error)})"
             ) from error
         raise
     else:
@@ -280,12 +280,12 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def is_peer_failure(error: RuntimeError) -> bool:
+def _is_peer_failure(error: RuntimeError) -> bool:
     """Return whether an error, by its type or message, was caused by the failure of another process."""
     return isinstance(error, _dist().DistError) or any(word in str(error) for word in _PEER_FAILURE_WORDS)
 
 
-def failure_reason(error: RuntimeError) -> str:
+def _failure_reason(error: RuntimeError) -> str:
     """Return torch's message on a failed process without the location in torch's sources and the advice."""
     words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", str(error).strip().splitlines()[0]) or str(error)
     return words.split(". ")[0].strip()[:200]

@@ -78,7 +78,7 @@ def abn_forward_channels(
         unbiased = var * (count / (count - 1))
         _update_averages(running_mean, running_var, batches, momentum, mean, unbiased, None)
     invstd = torch.rsqrt(var + eps)
-    return invstd, _gamma_of(weight, invstd, eps) * invstd
+    return invstd, gamma_of(weight, invstd, eps) * invstd
 
 
 def _update_averages(
@@ -124,7 +124,7 @@ def abn_backward_channels(
     spacing: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See :func:`seamseg.ops.abn_steps.abn_backward_channels`."""
-    gamma = _gamma_of(weight, invstd, eps)
+    gamma = gamma_of(weight, invstd, eps)
     scale = gamma * invstd
     dgamma = moment / gamma
     sums = (sum, dgamma, squares, torch.full_like(sum, count)) if joint is None else joint.unbind()
@@ -159,14 +159,15 @@ def abn_scale_gradient(kernel: Tensor, dkernel: Tensor, dweight: Tensor) -> Tens
     return torch.where(dweight[1] == 0, dweight[0], dweight[0] + product * dweight[1])
 
 
+def gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
+    """Return the scale `|weight| + eps`, in the precision of `like`; 1 without a weight."""
+    return torch.ones_like(like) if weight is None else weight.to(like.dtype).abs() + eps
+
+
 CORRECTED = 16
 """Multiple of the spacing of the stored numbers below which the kernel corrects the gradient of a scale."""
 
 _NAMES = ("leaky_relu", "elu")
-
-
-def _gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
-    return torch.ones_like(like) if weight is None else weight.abs() + eps
 
 
 def _rebuild(
