@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from seamseg.training.optim.optimizer import running_statistics
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import StepResult
-from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World, gather_objects, max_over_processes
 from seamseg.utils.errors import SeamsegError
 
@@ -119,23 +117,6 @@ class LossCheck:
         finite = torch.stack([torch.isfinite(x).all() for x in tensors]).all()
         if max_over_processes(self.world, {"found": float(not finite)})["found"]:
             raise Diverged(f"training stopped after step {step}: its weights are not finite; {self._advice}")
-
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """Report an invalid loss of an earlier step in place of another error in a `with` block.
-
-        Weights that have diverged can cause almost any error. No collective call, since the other processes may be at
-        any point.
-        """
-        try:
-            yield
-        except Exception as error:
-            if not (isinstance(error, SeamsegError) or lacks_memory(error)):
-                # nothing can be read from a device after some errors
-                with suppress(RuntimeError):
-                    if (found := self.read()) is not None:
-                        self._stop([found])
-            raise
 
     def read(self) -> InvalidStep | None:
         """Update the averages with the stored steps before the first invalid one, and return that one, if any."""

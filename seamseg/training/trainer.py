@@ -94,7 +94,7 @@ class Trainer:
         return scores
 
     def _validate(self, validator: Validate, epoch: int) -> Scores:
-        with self.stepper.averaged(), self.losses.explaining():
+        with self.stepper.averaged():
             scores = self.reporter.validate(validator, self.state.net, epoch, self.progress.global_step)
         self._ask_to_stop()
         return scores
@@ -135,8 +135,7 @@ class Trainer:
         self.reporter.begin_step(step, rates)
         batches = [uploaded.batch for uploaded in group]
         try:
-            with self.losses.explaining():
-                return self.stepper(batches, rates)
+            return self.stepper(batches, rates)
         except Exception as error:
             if not lacks_memory(error):
                 raise
