@@ -37,8 +37,6 @@ _NMS_THRESHOLD = 0.5
 """IoU of detections in tiles: duplicates at tile borders overlap more; boxes of one class rarely overlap this much."""
 _OTHER_TASK = re.compile(r"[-_](semantic|instance)(?![^-_])")
 _BILINEAR = Image.Resampling.BILINEAR
-_LARGEST_SQUARE = 4096
-_MOST_TOKENS = 4096
 
 
 class TransformersNetwork(ForeignNetwork):
@@ -136,11 +134,9 @@ class TransformersNetwork(ForeignNetwork):
             input_size, padded = (self.side, self.side), (round(self.side / scale), round(self.side / scale))
         missing = (0, input_size[1] - width, 0, input_size[0] - height)
         valid = functional.pad(torch.ones((height, width), dtype=torch.bool, device=self.device), missing)
-        pixels = functional.pad(self._pixels(images), missing)
+        stacked = torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
+        pixels = functional.pad(stacked, missing)
         return padded_input(pixels, valid, self.normalise, self.family.square), padded
-
-    def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2)
 
 
 def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Tensor], square: bool) -> Tensor:
@@ -210,7 +206,7 @@ class TransformersModel:
         self.family = family_of(content, self._processor, self.name)
         _warn_of_other_task(self._folder)
         self.side = square_side(content, self.name) if self.family.square else None
-        self._task_length = _task_length(content, self.name) if self.family.task else 0
+        self._task_length = content.get("task_seq_len", 77)
         self._classes = identify(column_names(content, self.name), self.name, meta)
         self.metadata = self._classes.metadata
         self.config = self._config(options)
@@ -292,17 +288,9 @@ def square_side(content: Mapping[str, Any], name: str) -> int:
     """Return the side of the input of a network for squares."""
     value = content.get("image_size", 640)
     sides = value if isinstance(value, list) else [value]
-    if len(set(map(str, sides))) != 1 or not isinstance(sides[0], int) or not 0 < sides[0] <= _LARGEST_SQUARE:
-        raise InputError(f"{name}: image_size is {value!s:.40}, not the side of a square up to {_LARGEST_SQUARE}")
+    if len(set(map(str, sides))) != 1 or not isinstance(sides[0], int):
+        raise InputError(f"{name}: image_size is {value!s:.40}, not the side of a square")
     return sides[0]
-
-
-def _task_length(content: Mapping[str, Any], name: str) -> int:
-    """Return the number of tokens of the task that a network reads."""
-    value = content.get("task_seq_len", 77)
-    if not isinstance(value, int) or not 0 < value <= _MOST_TOKENS:
-        raise InputError(f"{name}: task_seq_len is {value!s:.40}, not a number of tokens from 1 to {_MOST_TOKENS}")
-    return value
 
 
 def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
