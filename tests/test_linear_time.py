@@ -48,8 +48,7 @@ from seamseg.maps.prepare.merge import merged_classes, read_rules
 from seamseg.maps.prepare.pairs import FilesByName
 from seamseg.maps.prepare.writer import SourceFrame
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.folder import OutputFolder
-from seamseg.predicting.manifest import header
+from seamseg.predicting.folder import OutputFolder, header
 from seamseg.utils.errors import InputError, did_you_mean, harmless
 
 CLASSES = Metadata(1, 2, ["road", "car", "person"], [(128, 64, 128), (0, 0, 142), (220, 20, 60)], [7, 26, 24])

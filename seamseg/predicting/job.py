@@ -18,8 +18,7 @@ from seamseg.inference.images import PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.folder import OutputFolder, output_path
-from seamseg.predicting.manifest import MANIFEST, Done, Line, ManifestWriter
+from seamseg.predicting.folder import MANIFEST, Done, Line, ManifestWriter, OutputFolder, output_path
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, first_ahead, header_pixels
 from seamseg.predicting.settings import PredictSettings

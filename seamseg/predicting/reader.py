@@ -14,7 +14,7 @@ from PIL import Image
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.maps.images import pixel_count
-from seamseg.predicting.manifest import Done
+from seamseg.predicting.folder import Done
 from seamseg.predicting.source import Source, Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
 from seamseg.utils.image_memory import is_large, keep_turn

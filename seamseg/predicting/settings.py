@@ -16,8 +16,7 @@ from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
 from seamseg.inference.results import RESULTS, result_of
-from seamseg.predicting.folder import OutputFolder
-from seamseg.predicting.manifest import Line, header
+from seamseg.predicting.folder import Line, OutputFolder, header
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import AnonymizeWriter, formats_of, make_writers

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.micro import narrow_body
 
-from seamseg.predicting import manifest
+from seamseg.predicting import folder as folder_module
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.folder import MANIFEST, ManifestWriter, OutputFolder, differences, header
 from seamseg.predicting.job import predict_all
-from seamseg.predicting.manifest import MANIFEST, ManifestWriter, differences, header
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
 from seamseg.utils.distributed import World
@@ -129,7 +128,7 @@ def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
         return write_(file, data[:5])
 
-    monkeypatch.setattr(manifest.os, "write", full)
+    monkeypatch.setattr(folder_module.os, "write", full)
     with pytest.raises(SeamsegError, match=r"predictions\.jsonl: cannot be written: No space left"):
         writer.add(line(1))
     assert list(writer.names) == [line(0)["name"]]
