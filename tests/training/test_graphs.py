@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.graphs import CopyingRecorder
 from support.host_reads import Launches
+from support.micro import train
 from support.networks import narrow_module, tiny_config, toy_batch
 from support.processes import launch
 from torch import nn
@@ -202,6 +203,11 @@ def test_on_a_cpu_and_for_other_networks_a_line_says_so():
         use_cuda_graphs(module.net, torch.device("cuda"), said.append)
     assert module.net.run_in_training is None
     assert [line.rpartition(": ")[2] for line in said] == ["the device is cpu", "it is not made of body and heads"]
+
+
+def test_a_training_without_a_gpu(narrow, micro, micro_config, tmp_path):
+    train(micro_config, micro, tmp_path, "general.cuda_graphs=yes", "scheduler.epochs=1", "dataloader.val_set=")
+    assert "runs without CUDA graphs: the device is cpu" in (tmp_path / "training.log").read_text()
 
 
 def test_one_stream_and_one_pool(monkeypatch):
