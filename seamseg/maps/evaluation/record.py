@@ -62,11 +62,6 @@ class SegmentRecord:
     iscrowd: bool = False
     score: float | None = None
 
-    @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> SegmentRecord:
-        """Read a segment of a line of `images.jsonl`; TypeError or ValueError if it is invalid."""
-        return _checked(SegmentRecord(**entry))
-
 
 @dataclass(frozen=True)
 class ImageRecord:
@@ -104,7 +99,7 @@ class ImageRecord:
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> ImageRecord:
         """Create a record, the inverse of :meth:`to_json`; KeyError, TypeError or ValueError for invalid content."""
-        segments = {key: [SegmentRecord.from_json(s) for s in entry[key]] for key in ("ground_truth", "prediction")}
+        segments = {key: [_checked(SegmentRecord(**s)) for s in entry[key]] for key in ("ground_truth", "prediction")}
         image = _checked(ImageRecord(**{**entry, **segments}))
         if not isinstance(image.maps, dict) or not all(isinstance(file, str) for file in image.maps.values()):
             raise ValueError(f"invalid maps: {image.maps!r:.80}")
