@@ -32,8 +32,7 @@ def data(micro: Path, tmp_path: Path) -> Path:
 
 def _images(folder: Path) -> Path:
     (folder / "town").mkdir(parents=True)
-    for name in ("a", "town/town_000000_000000_leftImg8bit"):
-        Image.new("RGB", (48, 32), (90, 150, 220)).save(folder / f"{name}.png")
+    Image.new("RGB", (48, 32), (90, 150, 220)).save(folder / "town" / "town_000000_000000_leftImg8bit.png")
     return folder
 
 
