@@ -167,9 +167,7 @@ class TorchNetwork(InferenceNetwork):
         rows, columns = (torch.arange(side, device=pixels.device) for side in pixels.shape[1:3])
         valid = (rows < sizes[:, :1])[:, :, None] & (columns < sizes[:, 1:])[:, None]
         padded = torch.where(valid[:, None], self.normalise(pixels.permute(0, 3, 1, 2)), 0.0)
-        found: PaddedPredictions = self.net.predict_padded(
-            padded.to(self.net.dtype, memory_format=self.net.memory_format), sizes
-        )
+        found: PaddedPredictions = self.net.predict_padded(padded, sizes)
         return found
 
     def _predict(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Prediction[torch.Tensor]]:

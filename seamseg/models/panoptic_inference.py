@@ -72,10 +72,7 @@ class PanopticInference(Network):
     @torch.no_grad()
     def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
         """See :class:`seamseg.models.network.Network`."""
-        dense = (self.options.run_dense or self.dense)(padded)
-        whole = int(padded.shape[-2]), int(padded.shape[-1])
-        rpn_outputs = dense.obj_logits, dense.bbx_logits, [(int(h), int(w)) for h, w in dense.shapes]
-        features = Features(dense.levels, whole, [whole] * len(padded), dense.semantic_logits, rpn_outputs)
+        features = self.encode(PackedSequence(list(padded)))
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
         limits = list(sizes.repeat(1, 2).float())
         proposals, _ = self.options.proposals.padded(obj_logits, bbx_logits, anchors, limits, training=False)
@@ -84,8 +81,9 @@ class PanopticInference(Network):
         masks = self.mask(features, list(boxes), list(classes))
         semantic = [None if x is None else x.byte() for x in self.segment(features)]
         rows = zip(boxes, classes, scores, masks, semantic)
-        levels = dense.levels if self.custom_heads else []
-        return PaddedPredictions([Prediction(*row, whole) for row in rows], torch.stack(found), levels, lambda: anchors)
+        predictions = [Prediction(*row, features.padded_size) for row in rows]
+        levels = features.levels if self.custom_heads else []
+        return PaddedPredictions(predictions, torch.stack(found), levels, lambda: anchors)
 
     def encode(self, images: PackedSequence) -> Features:
         """Run the body on images `3 x H x W`."""

@@ -102,11 +102,8 @@ class SemanticNet(Network):
     @torch.no_grad()
     def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
         """See :class:`seamseg.models.network.Network`."""
-        logits, size = (self.options.run_dense or self.dense)(padded), (int(padded.shape[-2]), int(padded.shape[-1]))
-        found = [self._prediction(x, size, size) for x in logits]
-        return PaddedPredictions(
-            [replace(one, semantic=one.semantic.byte()) for one in found if one.semantic is not None]
-        )
+        found = self.predict(PackedSequence(list(padded)))
+        return PaddedPredictions([replace(p, semantic=p.semantic.byte()) for p in found if p.semantic is not None])
 
     def _prediction(self, logits: Tensor, padded_size: tuple[int, int], size: tuple[int, int]) -> Prediction[Tensor]:
         if not self.options.probabilities:

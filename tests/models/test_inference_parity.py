@@ -21,7 +21,6 @@ from seamseg.fusion import fuse
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic_options import DenseOutputs
 from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
 
@@ -171,17 +170,13 @@ def test_detections(case):
 @pytest.mark.parametrize("candidates", [4096, 1024])
 def test_predictions_of_fixed_sizes(case, candidates, monkeypatch):
     """All of them to the bit, from the features above, or it is known that others may be missing."""
-    rpn = case.net.options.anchors.config
-    first, number = rpn.fpn_min_level, rpn.fpn_levels
-    levels, size = case.features.levels, case.features.padded_size
-    shapes = [tuple(x.shape[2:]) for x in levels[first : first + number]]
-    dense = DenseOutputs(levels, case.obj_logits, case.bbx_logits, shapes, case.net.classify(case.features))
     monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
-    with mock.patch.object(case.net, "dense", return_value=dense):
-        found = case.net.predict_padded(torch.empty(len(case), 3, *size), torch.tensor(case.features.valid_sizes))
+    images, sizes = torch.empty(len(case), 3, 1, 1), torch.tensor(case.features.valid_sizes)
+    scored = case.net.score_anchors(case.features)
+    with mock.patch.multiple(case.net, encode=lambda _: case.features, score_anchors=lambda _: scored):
+        found = case.net.predict_padded(images, sizes)
     for one, wanted, (count, complete) in zip(found.predictions, case.predictions, found.found.tolist(), strict=True):
-        height, width = wanted.size
-        assert torch.equal(one.semantic[:height, :width], wanted.semantic)
+        assert torch.equal(one.semantic, wanted.semantic)
         assert complete or candidates < 4096
         if complete:
             assert count == len(wanted.scores) > 0
