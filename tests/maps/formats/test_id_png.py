@@ -11,7 +11,7 @@ from PIL import Image
 from support.png_streams import STRATEGIES, chunk, filtered_rows, random_ids, stream_of
 
 from seamseg.maps.formats import id_png
-from seamseg.maps.formats.id_png import read_id_png, read_id_runs, write_id_png
+from seamseg.maps.formats.id_png import id_image, read_id_png, read_id_runs, write_id_png
 from seamseg.utils.errors import InputError
 
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
@@ -122,6 +122,7 @@ def test_a_stream_that_is_not_of_the_size_and_two_headers(tmp_path, reader):
     second = chunk(b"IHDR", struct.pack(">II5B", 4, 2, 8, 2, 0, 0, 0))
     for content, words in (
         (png((60, 11), stream), "it holds 204 bytes of the 2040 that 11 x 60 pixels"),
+        (png((60, 11), zlib.compress(bytes(72)), (8, 0, 0, 0, 0)), "it holds 72 bytes of the 720 that 11 x 60 pixels"),
         (png((6, 11), b""), ""),
         (png((2**31 - 1, 2**31 - 1), stream), ""),
         (png((6, 11), stream, after=[second]), "it has two headers"),
@@ -148,5 +149,6 @@ def test_written_and_read(tmp_path, size, dtype, reader):
     write_id_png(path, ids)
     assert list(path.parent.iterdir()) == [path]
     assert read_id_png(path).dtype == np.uint32
+    assert np.array_equal(np.asarray(id_image(ids)) @ np.array([1, 256, 65536]), ids)
     assert np.array_equal(read_id_png(path), ids)
     assert np.array_equal(read_by_pillow(path), ids)
