@@ -99,7 +99,10 @@ class PanopticNet(PanopticInference):
         fixed = options.matcher.config.fixed_samples
         proposals = PackedSequence(list(options.proposals.padded(*scored)[0])) if fixed else options.proposals(*scored)
         things = Things.of(targets, options.num_stuff, options.crowd_boxes)
-        rois = self._sample_rois(features, proposals, things)
+        sampled = options.matcher.batch(list(proposals), things)
+        boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
+        x, rows = options.rois(features.levels, boxes, index, features.padded_size), leading_rows(sampled, boxes.device)
+        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, options.matcher.config.mask_positives_only))
         semantic_logits, heads = self.classify(features), run_heads(self.custom_heads, features)
         return TrainingOutputs(features, rpn, things, proposals, rois, semantic_logits, heads)
 
@@ -115,13 +118,6 @@ class PanopticNet(PanopticInference):
         if outputs.semantic_logits is not None:
             terms |= self.options.semantic_loss(outputs.semantic_logits, features.padded_size, targets)
         return Losses.of(terms | head_losses(outputs.heads, targets))
-
-    def _sample_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
-        sampled = self.options.matcher.batch(list(proposals), things)
-        boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
-        x = self.options.rois(features.levels, boxes, index, features.padded_size)
-        rows = leading_rows(sampled, boxes.device)
-        return ROIOutputs(sampled, rows, *self.roi_head(x, rows, self.options.matcher.config.mask_positives_only))
 
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body, or `run_in_training`, at inference `run_dense`."""

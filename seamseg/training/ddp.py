@@ -66,7 +66,13 @@ class ParallelModule:
         if not self._fake:
             return loss
         if self._unused is None:
-            used = _used_by(loss)
+            nodes: set[Any] = {loss.grad_fn} - {None}
+            pending = list(nodes)
+            while pending:
+                following = {node for node, _ in pending.pop().next_functions} - nodes - {None}
+                nodes |= following
+                pending += following
+            used = {node.variable for node in nodes if hasattr(node, "variable")}
             self._unused = [p for p in self.module.parameters() if p.requires_grad and p not in used]
         # sums of no elements
         return sum((p.reshape(-1)[:0].sum() for p in self._unused), loss)
@@ -98,14 +104,3 @@ class _OrParameters(nn.Module):
         if batch is None:
             return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum()
         return self.module(batch)
-
-
-def _used_by(loss: Tensor) -> set[Tensor]:
-    """Return the leaves of the graph of a loss."""
-    nodes: set[Any] = {loss.grad_fn} - {None}
-    pending = list(nodes)
-    while pending:
-        following = {node for node, _ in pending.pop().next_functions} - nodes - {None}
-        nodes |= following
-        pending += following
-    return {node.variable for node in nodes if hasattr(node, "variable")}

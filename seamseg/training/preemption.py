@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -42,11 +43,13 @@ class Preemption:
 
     The processes exchange the numbers of their signals, 0 for none, in the background, and the largest wins: the values
     sent after one step are read after the next, when they have long arrived. So no process waits, and all receive a
-    signal after the same step. Construction and all methods but `settle` are collective calls.
+    signal after the same step. :data:`STOP` is sent while `stops` returns True and there is no signal. Construction and
+    all methods but `settle` are collective calls.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, stops: Callable[[], bool] = lambda: False) -> None:
         self.world = world
+        self._stops = stops
         self._received = 0
         self._previous_handlers: dict[int, Any] = {}
         # a separate group: collectives of a group must come in the same order in all processes
@@ -80,16 +83,13 @@ class Preemption:
             if self.world.is_main and os.isatty(_STDERR):
                 os.write(_STDERR, _HINT)
 
-    def request(self, number: int) -> None:
-        """Let all processes receive a number as if it were a signal; numbers of signals win."""
-        self._received = self._received or number
-
     def after_step(self) -> int:
         """Return the signal that any process had received by the end of the previous step; 0 if none."""
+        number = self._received or (STOP if self._stops() else 0)
         if self._group is None:
-            return self._received
+            return number
         agreed = self.settle()
-        self._exchanged = torch.tensor([self._received], dtype=torch.int32)
+        self._exchanged = torch.tensor([number], dtype=torch.int32)
         self._work = dist.all_reduce(self._exchanged, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 

@@ -93,8 +93,7 @@ class Stepper:
         self.parallel.fill_gradients(self.optimizer)
         means = average.means()
         total = self._weighted_sum(means)
-        ids = [name for batch in batches for name in batch.ids]
-        return StepResult(means, total, ids, *self.update(total), average.metrics())
+        return StepResult(means, total, [i for b in batches for i in b.ids], *self.update(total), average.metrics())
 
     def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
         weights = self.options.loss_weights

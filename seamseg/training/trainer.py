@@ -55,7 +55,7 @@ class Trainer:
         self._has_best = resumed is not None and resumed.progress.epoch >= 0 and self.run.best.exists()
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
         self._position: EpochPosition | None = None if resumed is None else resumed.position
-        self._preemption = Preemption(self.world)
+        self._preemption = Preemption(self.world, lambda: bool(self.reporter.callbacks.run.stop_reason))
         if resumed is not None and (own := resumed.rank_state(self.world)) is not None:
             # the beginning of an epoch resets most of it
             self.losses.load_state_dict(own["losses"])
@@ -81,7 +81,9 @@ class Trainer:
                     if not (between and self.progress.global_step % between == 0):
                         # a signal or an error in the validation must not lose the epoch; or the step is saved already
                         self._save()
-                    scores = self._validate(self.validator, epoch)
+                    with self.stepper.averaged():
+                        step = self.progress.global_step
+                        scores = self.reporter.validate(self.validator, self.state.net, epoch, step)
                     is_best = self.progress.validated(scores.selection, self._has_best)
                 self.progress.epoch = epoch
                 self._position = None
@@ -92,16 +94,6 @@ class Trainer:
                     break
             self.writer.wait()
         return scores
-
-    def _validate(self, validator: Validate, epoch: int) -> Scores:
-        with self.stepper.averaged():
-            scores = self.reporter.validate(validator, self.state.net, epoch, self.progress.global_step)
-        self._ask_to_stop()
-        return scores
-
-    def _ask_to_stop(self) -> None:
-        if self.reporter.callbacks.run.stop_reason:
-            self._preemption.request(STOP)
 
     def _train_epoch(self, epoch: int) -> bool:
         """Train for an epoch; return whether the training goes on after it."""
@@ -120,9 +112,15 @@ class Trainer:
             now = time.perf_counter()
             self.losses.add(step, result)
             self.reporter.add(loaded - last, now - last, len(result.ids))
-            self._report(StepPosition(epoch, index, length, step))
+            where = StepPosition(epoch, index, length, step)
+            due = self.reporter.is_due(where)
+            if due or self.losses.full:
+                self.losses.check()
+            if due:
+                self.reporter.report(where, self.losses.pop_means(), self.batches.broken.count)
+            else:
+                self.reporter.progress(where)
             self.reporter.histograms(self.state.net, step)
-            self._ask_to_stop()
             self._position = position = position.after(len(group))
             if self._after_step():
                 return False
@@ -145,16 +143,6 @@ class Trainer:
             message = f"step {step}: {self.world.device}: not enough memory (images {ids}); lower {lower}"
             raise OutOfMemory(message) from error
 
-    def _report(self, position: StepPosition) -> None:
-        """Check the losses and report them, each when it is due."""
-        due = self.reporter.is_due(position)
-        if due or self.losses.full:
-            self.losses.check()
-        if due:
-            self.reporter.report(position, self.losses.pop_means(), self.batches.broken.count)
-        else:
-            self.reporter.progress(position)
-
     def _begin_epoch(self, epoch: int) -> EpochPosition:
         """Begin an epoch, or resume within it."""
         seed, world, loader = self.options.seed, self.world, self.batches.loader
@@ -167,8 +155,7 @@ class Trainer:
             self.losses.begin_epoch()
             return EpochPosition(epoch, 0, sampler.segments, data_order(sampler, seed))
         sampler.continue_from(position.segments)
-        own = resumed.rank_state(world)
-        if own is not None:
+        if (own := resumed.rank_state(world)) is not None:
             set_rng_state(own["random"], world.device)
         else:
             seed_everything(seed, epoch, world.rank, self.progress.global_step)

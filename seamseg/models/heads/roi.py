@@ -231,12 +231,6 @@ def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> T
     return torch.cat(rows)
 
 
-def labels_of(match: Tensor, classes: Tensor) -> Tensor:
-    """Return the labels, int64 `M`, of samples by their match `M` and the classes `G` of the boxes; 0 = background."""
-    # before the first class stands that of the background
-    return functional.pad(classes + 1, (1, 0))[match + 1]
-
-
 @dataclass(frozen=True)
 class ROIOutputs:
     """The ROI head on the samples of each image, None for an image without any: M in all images, P of them leading.
@@ -260,38 +254,34 @@ class ROIOutputs:
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = {"roi_cls_loss": self.cls_logits, "roi_bbx_loss": self.bbx_logits, "roi_msk_loss": self.msk_logits}
             return {name: (x.float().sum(), 0) for name, x in logits.items() if x is not None}
-        labels, codes, planes = self._targets(things, masks, config)
+        labels, codes, planes = [], [], []
+        with torch.no_grad():
+            for sample, truth, ids in zip(self.samples, things, masks, strict=True):
+                if sample is None:
+                    continue
+                # before the first class stands the background
+                labels.append(functional.pad(truth.classes + 1, (1, 0))[sample.match + 1])
+                codes.append(box_targets(sample.boxes, truth.boxes, sample.match))
+                if self.msk_logits is not None:
+                    assert ids is not None
+                    first = (sample.boxes[: sample.leading], sample.match[: sample.leading], truth.ids, ids)
+                    height, width = self.msk_logits.shape[-2:]
+                    planes.append(mask_targets(*first, (height, width), config.void_is_background))
+            label = torch.cat(labels)
+            # Python numbers: the host would wait for the copy of a tensor of them to the device
+            weighted = zip(torch.cat(codes).unbind(1), config.bbx_reg_weights, strict=True)
+            code = torch.stack([x * weight for x, weight in weighted], dim=1)
         given = [sample.weight for sample in self.samples if sample is not None and sample.weight is not None]
         weights = torch.cat(given) if given else None
-        count = labels.shape[0] if weights is None else weights.sum()
-        errors = smooth_l1(of_class(self.bbx_logits, labels), codes, config.sigma)
+        count = label.shape[0] if weights is None else weights.sum()
+        errors = smooth_l1(of_class(self.bbx_logits, label), code, config.sigma)
         losses: Terms = {
-            "roi_cls_loss": (class_loss(self.cls_logits, labels, weights), count),
-            "roi_bbx_loss": (box_loss(errors, labels, weights), count),
+            "roi_cls_loss": (class_loss(self.cls_logits, label, weights), count),
+            "roi_bbx_loss": (box_loss(errors, label, weights), count),
         }
         if self.msk_logits is not None:
-            losses["roi_msk_loss"] = mask_loss(self.msk_logits, labels[self.rows], torch.cat(planes))
+            losses["roi_msk_loss"] = mask_loss(self.msk_logits, label[self.rows], torch.cat(planes))
         return losses
-
-    @torch.no_grad()
-    def _targets(
-        self, things: Sequence[Things], masks: PackedSequence, config: Roi
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return labels `M` and box codes `M x 4` of all samples, and the masks of the leading ones of each image."""
-        labels, codes, planes = [], [], []
-        for sample, truth, ids in zip(self.samples, things, masks, strict=True):
-            if sample is None:
-                continue
-            labels.append(labels_of(sample.match, truth.classes))
-            codes.append(box_targets(sample.boxes, truth.boxes, sample.match))
-            if self.msk_logits is not None:
-                assert ids is not None
-                first = (sample.boxes[: sample.leading], sample.match[: sample.leading], truth.ids, ids)
-                height, width = self.msk_logits.shape[-2:]
-                planes.append(mask_targets(*first, (height, width), config.void_is_background))
-        # Python numbers: the host would wait for the copy of a tensor of them to the device
-        weighted = zip(torch.cat(codes).unbind(1), config.bbx_reg_weights, strict=True)
-        return torch.cat(labels), torch.stack([code * weight for code, weight in weighted], dim=1), planes
 
 
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
