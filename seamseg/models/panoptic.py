@@ -102,7 +102,8 @@ class PanopticNet(PanopticInference):
         sampled = options.matcher.batch(list(proposals), things)
         boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
         x, rows = options.rois(features.levels, boxes, index, features.padded_size), leading_rows(sampled, boxes.device)
-        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, options.matcher.config.mask_positives_only))
+        rows_only = self.roi_head.with_masks and options.matcher.config.mask_positives_only
+        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, rows_only))
         semantic_logits, heads = self.classify(features), run_heads(self.custom_heads, features)
         return TrainingOutputs(features, rpn, things, proposals, rois, semantic_logits, heads)
 

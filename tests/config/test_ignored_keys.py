@@ -14,6 +14,7 @@ from support.recorded_keys import recorded
 from seamseg.config import KINDS, config_from_string
 from seamseg.config.sections import SECTIONS
 from seamseg.inference.options import InferenceOptions
+from seamseg.models.panoptic_options import AnchorGenerator
 from seamseg.training.options import TrainerOptions
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.setup import segmentation
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_keys_of_a_kind_are_read_and_no_others(kind: str, micro: Path, tmp_path: Path) -> None:
     config = config_from_string(CONFIG.format(norm="bn"), overrides=[f"general.kind={kind}"])
+    AnchorGenerator.__call__.cache_clear()  # networks of equal keys share their anchors
     with recorded({**SECTIONS, "trainer": TrainerOptions}) as reads, redirect_stdout(StringIO()):
         InferenceOptions().input_size(config)
         run_training(TrainingOptions("micro.ini", micro, tmp_path, device="cpu"), segmentation(config))

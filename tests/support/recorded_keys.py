@@ -20,7 +20,9 @@ def recorded(sections: dict[str, type]) -> Iterator[set[str]]:
             if name in names:
                 frame = sys._getframe(1)
                 caller, function = frame.f_globals["__name__"], frame.f_code.co_name
-                package = caller.startswith("seamseg.") and not caller.startswith("seamseg.config.")
+                # a section may offer what follows from its keys
+                derived = isinstance(getattr(type(self), function, None), property)
+                package = caller.startswith("seamseg.") and (derived or not caller.startswith("seamseg.config."))
                 if package and not function.startswith("_check"):
                     reads.add(f"{section}.{name}")
             return object.__getattribute__(self, name)
