@@ -27,6 +27,7 @@ from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapForma
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.errors import InputError, OutOfMemory
 from seamseg.utils.output import echo
+from seamseg.utils.process_settings import return_memory
 
 if TYPE_CHECKING:
     import torch
@@ -242,6 +243,7 @@ class Predictor(Generic[R]):
 
         A GPU computes meanwhile, unless the images are processed in tiles.
         """
+        return_memory()
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(image.shape) is None for image in images):
             # not for tiles, which need all detections: pieces of an object share the best score

@@ -28,6 +28,7 @@ from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier
 from seamseg.utils.errors import OutOfMemory
+from seamseg.utils.process_settings import return_memory
 
 
 @dataclass
@@ -164,6 +165,7 @@ class Trainer:
     def _after_step(self) -> bool:
         """Save when it is due; return whether the training ends here because a callback asked for it."""
         self.writer.check()
+        return_memory()
         number = self._preemption.after_step()
         interval = self.options.snapshot_interval
         if number or (interval and self.progress.global_step % interval == 0):

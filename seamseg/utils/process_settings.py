@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import sys
+import time
 
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": 256 << 20,
@@ -31,6 +32,9 @@ not change."""
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MALLOPT = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2}
 """Parameters of mallopt, from malloc.h."""
+_RETURN_INTERVAL = 30.0
+"""Seconds; returning memory and filling it again takes .2 s a GB."""
+_returned = time.monotonic()
 
 
 def apply() -> None:
@@ -41,13 +45,18 @@ def apply() -> None:
         os.environ.update({name: str(value) for name, value in SPIN.items()})
 
 
-def return_memory(pixels: int) -> None:
-    """Return free memory to the system after work on an image of so many pixels, if it is large.
+def return_memory(pixels: int = 0) -> None:
+    """Return free memory to the system: after work on an image of so many pixels, if it is large, else now and then.
 
-    Pillow's images consist of small blocks, and each thread would keep those that it has used.
+    Pillow's images consist of small blocks, and each thread would keep those that it has used. Between buffers of
+    ever new sizes remain gaps, which grow for hours.
     """
-    if pixels >= LARGE_PIXELS and any(name in os.environ for name in MALLOC) and platform.libc_ver()[0] == "glibc":
+    global _returned  # of the process, as its memory is
+    if pixels < LARGE_PIXELS and time.monotonic() < _returned + _RETURN_INTERVAL:
+        return
+    if any(name in os.environ for name in MALLOC) and platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+    _returned = time.monotonic()
 
 
 def malloc_status() -> str:
