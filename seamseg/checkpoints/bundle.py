@@ -62,7 +62,9 @@ def open_model(
     configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
     suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
-    found, snapshot = _open(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -76,7 +78,9 @@ def open_model(
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
-    found, snapshot = _open(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -87,17 +91,14 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
-def _open(path: str | Path) -> tuple[_Parts, Snapshot]:
-    """Find the weights, the configuration and the classes of a model, and read the weights."""
+def _find(path: str | Path) -> _Parts:
+    """Find the weights, the configuration and the classes of a model."""
     path = local_model(path)
     if path.name in (WEIGHTS_NAME, TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
         raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
     if path.is_dir() or path.suffix == WEIGHTS_ENDING:
-        found = _beside(snapshot_in(path) if path.is_dir() else path)
-    else:
-        found = _from_zip(path) if _is_published(path) else _Parts(path, str(path), None, None, str(path))
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    return _with_published_classes(found, snapshot), snapshot
+        return _beside(snapshot_in(path) if path.is_dir() else path)
+    return _from_zip(path) if _is_published(path) else _Parts(path, str(path), None, None, str(path))
 
 
 _VISTAS_EXPERIMENT = "vistas_wrn38"
