@@ -23,7 +23,7 @@ def refused(
         captured = capsys.readouterr()
         (line,) = captured.err.strip().splitlines()
         assert captured.out == ""
-        assert line.startswith((f"seamseg {words[0]}: ", f"seamseg {words[0]} {words[1]}: ")), line
+        assert line.startswith(tuple(f"seamseg {' '.join(map(str, words[:n]))}: " for n in (1, 2))), line
         for name in ("EVIL", "run", "scores.json"):
             assert not (tmp_path / name).exists()
         assert not list(tmp_path.rglob("*.partial"))
