@@ -40,6 +40,7 @@ LONG = (
     "contrib/test_maps",
     "training/test_two_processes",
     "training/test_interrupt",
+    "training/test_graphs",
     "models/test_inference_parity",
     "training/test_resume",
     "ops/test_contract",

@@ -1,5 +1,6 @@
 """`[general] cuda_graphs`: a step with recorded graphs, which need no GPU here, equals a step without, bit by bit."""
 
+from functools import partial
 from itertools import pairwise
 from unittest import mock
 
@@ -53,13 +54,16 @@ def assert_equal(found, wanted):
     assert [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor)] == []
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("kind", "overrides", "batches"),
     [
         ("panoptic", (), 1),
-        ("panoptic", ("general.precision=bf16", "general.checkpoint_body=yes", "roi.fixed_samples=yes"), 1),
-        ("panoptic", ("optimizer.loss_average=step", "general.precision=fp16"), 2),
-        ("instance_seg", ("general.channels_last=no",), 2),
+        slow("panoptic", ("general.precision=bf16", "general.checkpoint_body=yes", "roi.fixed_samples=yes"), 1),
+        slow("panoptic", ("optimizer.loss_average=step", "general.precision=fp16"), 2),
+        slow("instance_seg", ("general.channels_last=no",), 2),
     ],
 )
 def test_equal_to_a_step_without(kind, overrides, batches):
