@@ -9,10 +9,12 @@ import torch
 from support.golden_backbones import stored
 from support.golden_files import DATA
 from support.narrow_backbones import NARROW, build_narrow
+from support.op_contract import keeping
 from torch.testing import assert_close
 
 from seamseg.config.bodies import BODIES, layout_of
 from seamseg.models.backbones import BACKBONES, build_backbone, norm_factory
+from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
 
 INPLACE = norm_factory("inplace")
@@ -100,6 +102,23 @@ def test_checkpointed_stages_train_the_same(name):
         network = build_narrow(name, INPLACE, classes=5, checkpoint=checkpoint, keep_outputs=False)
         network(torch.linspace(-1, 1, 2 * 3 * 32 * 48).view(2, 3, 32, 48)).square().sum().backward()
         results.append([*(p.grad for p in network.parameters()), *network.buffers()])
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_maps_with_dropped_channels_are_not_kept(monkeypatch):
+    torch.manual_seed(0)
+    block = PreActivationBlock(8, (4, 4, 8), INPLACE, dropout=0.5)
+    x = torch.randn(2, 8, 6, 6)
+    results, maps = [], []
+    for recompute in (True, False):
+        if not recompute:
+            monkeypatch.setattr("seamseg.ops.abn_recompute._can_recompute", lambda: False)
+        torch.manual_seed(1)
+        y, kept = keeping(lambda: block(x.clone().requires_grad_()))
+        maps.append(sum(t.shape == (2, 4, 6, 6) for t in kept.values()))
+        results.append([y, *torch.autograd.grad(y.square().sum(), list(block.parameters()))])
+    assert maps[0] < maps[1]
     for found, wanted in zip(*results, strict=True):
         assert torch.equal(found, wanted)
 
