@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
 
 LOCK_NAME = ".predictions.lock"
 MANIFEST = "predictions.jsonl"
+_OF_PROCESSES = "predictions.rank"
+"""Begin of the names of manifests of one process each, which release 0.1.0 leaves when it is interrupted."""
 _FORMAT = 1
 _SYNC_SECONDS = 2.0
 """Time between two fsyncs: the work that a power failure may cost; a kill costs nothing."""
@@ -211,11 +214,13 @@ class OutputFolder:
         For the main process, in the locked folder. With `restart` the manifest is replaced. InputError if it is of
         another model or other settings, or a file that no manifest lists would be overwritten.
         """
+        names = os.listdir(self.out)
         # a new folder needs no look-up of a million file names
-        used = any(name != LOCK_NAME for name in os.listdir(self.out))
-        if used:
-            for folder in {path.parent for path in self._planned(sources)}:
+        if any(name != LOCK_NAME for name in names):
+            for folder in {self.manifest, *(path.parent for path in self._planned(sources))}:
                 refuse_links(self.out, folder / "file")
+            for path in sorted(self.out / name for name in names if name.startswith(_OF_PROCESSES)):
+                path.unlink() if restart else self._append(path)
             if not restart and os.path.lexists(self.manifest):
                 return self._continued()
             for path in () if restart else self._planned(sources):
@@ -226,6 +231,16 @@ class OutputFolder:
                     )
         write_atomically(self.manifest, self._first_line)
         return {}
+
+    def _append(self, path: Path) -> None:
+        """Move the lines of a file to the manifest; its first line is no line there."""
+        if not self.manifest.exists():
+            os.replace(path, self.manifest)
+            return
+        with open_file(path) as file, open(self.manifest, "ab") as manifest:
+            manifest.write(b"\n")
+            shutil.copyfileobj(file, manifest)
+        path.unlink()
 
     def _continued(self) -> Done:
         """Return the images of the manifest whose outputs exist; InputError if it is of another run."""

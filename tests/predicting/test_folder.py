@@ -66,6 +66,31 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     assert folder.manifest.read_bytes().count(b"\n") == 1 + count
 
 
+def test_manifests_of_the_processes_of_a_run_of_0_1_0_are_joined(tmp_path):
+    outputs(tmp_path, 4)
+    folder = OutputFolder(tmp_path, [], HEAD)
+    for rank in (0, 1):
+        lines = (HEAD, line(rank), line(rank + 2))
+        text = "".join(json.dumps(one) + "\n" for one in lines)
+        (tmp_path / f"predictions.rank{rank}.jsonl").write_text(text[: -9 * rank or None])
+    assert list(folder.begin([])) == [line(n)["name"] for n in (0, 2, 1)]
+    write(folder, [line(3)])
+    folder.finish()
+    assert list(folder.lines()) == [line(n) for n in range(4)]
+    assert not list(tmp_path.glob("predictions.rank*"))
+    (tmp_path / "predictions.rank0.jsonl").write_text(text)
+    assert folder.begin([], restart=True) == folder.begin([]) == {}
+
+
+def test_a_manifest_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "other").write_bytes(json.dumps(HEAD).encode() + b"\n")
+    folder = OutputFolder(tmp_path / "out", [], HEAD)
+    folder.out.mkdir()
+    folder.manifest.symlink_to(tmp_path / "other")
+    with pytest.raises(InputError, match="is a link to"):
+        folder.begin([])
+
+
 def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
     outputs(tmp_path, 4)
     folder = OutputFolder(tmp_path, [], HEAD)
