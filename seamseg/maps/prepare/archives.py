@@ -72,6 +72,11 @@ class ArchiveMember:
     def __str__(self) -> str:
         return f"{self.archive}/{self.path}"
 
+    def check_conflict(self) -> None:
+        """Raise InputError if another archive has a different file with this path."""
+        if self.conflict:
+            raise InputError(f"{self}: {self.conflict} has the same name and other content; move one archive away")
+
     def same_content(self, other: ArchiveMember) -> bool:
         """Return whether two files are equal; InputError if an archive is damaged."""
         if self.size != other.size:
@@ -82,8 +87,7 @@ class ArchiveMember:
 
     def read_bytes(self, limit: int = IMAGE_BYTES, what: str = "image or map") -> bytes:
         """Return the content of at most `limit` bytes, those of a `what`; InputError also for damage and conflicts."""
-        if self.conflict:
-            raise InputError(f"{self}: {self.conflict} has the same name and other content; move one archive away")
+        self.check_conflict()
         return self._content(limit, what)
 
     def _content(self, limit: int = ANNOTATION_BYTES, what: str = "file") -> bytes:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.prepare.account import Skips, SplitAccount, add_skipped, all_skipped
-from seamseg.maps.prepare.archives import File
+from seamseg.maps.prepare.archives import ArchiveMember, File
 from seamseg.maps.prepare.pairs import spellings
 from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame
 from seamseg.utils.errors import InputError
@@ -151,6 +151,10 @@ def convert_splits(
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
+            for file in (frame.image, *frame.annotations):
+                # those that an earlier conversion has read are not read again
+                if isinstance(file, ArchiveMember):
+                    file.check_conflict()
             split, photo = owner.setdefault(frame.id, (name, frame.image))
             if str(photo) != str(frame.image):
                 raise InputError(f"{frame.image}: {photo} has the same name ({split}, {name}): rename one of them")

@@ -147,6 +147,23 @@ def test_file_name_in_two_archives(first, second, tmp_path):
     assert root.file(first).read_bytes() == b"new!"
 
 
+def test_archive_that_differs_from_a_converted_one(tmp_path):
+    """It is refused before anything is written, also where nothing needs to be read again."""
+    raw, stem = tmp_path / "raw", "bonn_000000_000000"
+    image = photo(raw / "leftImg8bit" / "val" / "bonn" / f"{stem}_leftImg8bit.png", (8, 12), 7)
+    picture(raw / "gtFine" / "val" / "bonn" / f"{stem}_gtFine_instanceIds.png", np.full((8, 12), 7), np.uint16)
+    source = tmp_path / "zips"
+    source.mkdir()
+    zip_of(raw, source / "all.zip")
+    prepare_cityscapes(source, tmp_path / "out", ("val",))
+    photo(image, (8, 12), 9)
+    zip_of(raw, source / "more.zip")
+    for out in (tmp_path / "out", tmp_path / "new"):
+        with pytest.raises(InputError, match="has the same name and other content; move one archive away"):
+            prepare_cityscapes(source, out, ("val",))
+    assert not (tmp_path / "new").exists()
+
+
 def test_links_in_tar_files(tmp_path):
     """Dataset folders have hard links: tar stores the second name of a file as a link to the first."""
     raw = tmp_path / "raw"
