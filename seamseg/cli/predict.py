@@ -75,6 +75,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
+    # formats need probabilities, or do not
+    add_options(parser, PredictOptions, without=("probabilities",))
+    # after --set, whose name stands for the overrides in errors
     parser.add_argument(
         "--labels",
         dest="overrides",
@@ -83,8 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="format overlay.labels=yes",
         help="write class and score on the segments of overlays, and the colours of the classes to OUT/legend.png",
     )
-    # formats need probabilities, or do not
-    add_options(parser, PredictOptions, without=("probabilities",))
 
 
 def run(args: argparse.Namespace) -> int:

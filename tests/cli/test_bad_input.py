@@ -64,6 +64,11 @@ def test_classes_that_a_model_lacks(micro_run, micro, tmp_path, refused) -> None
         assert line.endswith("its classes are sky, road, car")
 
 
+def test_configuration_keys(micro_run, micro, tmp_path, refused) -> None:
+    line = refused("predict", micro_run, micro / "img", tmp_path / "out", "--set", "general.nosuch=yes")
+    assert line.startswith("seamseg predict: --set general.nosuch=yes: unknown key 'nosuch' in [general]")
+
+
 # --- data sets
 
 
