@@ -16,6 +16,7 @@ another address; it has neither passwords nor encryption: use a reverse proxy fo
                    view     JSON for the page, which may change
   GET  /health   200 with the model and its kind while it serves
   GET  /metrics  for Prometheus
+  GET  /openapi.json  these routes as OpenAPI
 
 Images that arrive while others are computed form the next batch. SIGTERM and Ctrl-C end the server after the requests
 in progress, within --timeout; the second time at once.

@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -26,6 +27,7 @@ from starlette.routing import Route
 
 from seamseg.contrib.serving.batching import Batcher
 from seamseg.contrib.serving.encoding import Content, ResultEncoder
+from seamseg.contrib.serving.openapi import openapi_document
 from seamseg.contrib.serving.options import ServeLimits
 from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.inference.predictor import Predictor
@@ -133,6 +135,10 @@ class Service:
         text = exposition.generate_latest(self.metrics.registry)
         return Response(text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
+    async def openapi(self, request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return JSONResponse(openapi_document(self._encoder.formats))
+
     async def predict(self, request: Request) -> Response:
         """`POST /predict`."""
         start = time.perf_counter()
@@ -164,7 +170,7 @@ class Service:
         raise HTTPException(413, f"{UPLOAD}: not enough memory for its size: send a smaller one")
 
     async def _predict(self, request: Request, deadline: float) -> Content:
-        _refuse_other_sites(request)
+        _refuse_other_sites(request, self.options.origins)
         name = request.query_params.get("format", self._encoder.formats[0])
         if name not in self._encoder.formats:
             known = ", ".join(self._encoder.formats)
@@ -286,14 +292,18 @@ def build_app(service: Service, hosts: Sequence[str] = ("*",)) -> Starlette:
         Route("/", service.page, methods=["GET"]),
         Route("/health", service.health, methods=["GET"]),
         Route("/metrics", service.show_metrics, methods=["GET"]),
+        Route("/openapi.json", service.openapi, methods=["GET"]),
         Route("/predict", service.predict, methods=["POST"]),
     ]
     paths = {route.path for route in routes}
+    origins = service.options.origins
+    cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"])
     return Starlette(
         routes=routes,
         middleware=[
             Middleware(_CountAndProtect, service.metrics.requests, paths),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            *([cors] if origins else []),
         ],
         exception_handlers={HTTPException: _as_json},
     )
@@ -351,9 +361,11 @@ class _Body:
             await asyncio.wait_for(read(), _DISCARD_SECONDS)
 
 
-def _refuse_other_sites(request: Request) -> None:
+def _refuse_other_sites(request: Request, allowed: Sequence[str]) -> None:
     """Refuse what a browser sends for a page of another site; it could not read the result, but costs time."""
     origin = request.headers.get("origin")
+    if "*" in allowed or origin in allowed:
+        return
     # of a reverse proxy that replaces the host; pages of other sites cannot set it
     hosts = request.headers.get("host"), request.headers.get("x-forwarded-host")
     # without encryption, and in older browsers, only the page's origin is stated

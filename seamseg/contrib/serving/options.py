@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
@@ -9,14 +10,14 @@ from pathlib import Path
 
 from seamseg.inference.options import LoadOptions
 from seamseg.utils.errors import InputError
-from seamseg.utils.options import option
+from seamseg.utils.options import option, several
 
 _server, _limit = partial(option, group="server"), partial(option, group="limits")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeLimits:
-    """Batches and limits of a server."""
+    """Batches, limits and pages of a server."""
 
     batch_size: int | None = _server(
         "maximum number of images of equal network size computed together (default: 4 on a GPU, 1 elsewhere); each "
@@ -27,6 +28,12 @@ class ServeLimits:
     batch_wait: float = _server(
         "milliseconds that an incomplete batch waits for more images while the network is idle (default: 0)", 0.0, "MS"
     )
+    cors: str | Sequence[str] | None = _server(
+        "pages of other sites that may send images, such as https://a.example,https://b.example:8080, or * (default: "
+        "none)",
+        None,
+        "ORIGINS",
+    )
     queue: int = _limit("maximum number of requests in progress, others get 503 (default: 32)", 32, "N")
     max_upload: float = _limit("maximum size of an uploaded image in MiB (default: 32)", 32.0, "MIB")
     max_megapixels: float = _limit("maximum size of an image in megapixels (default: 50)", 50.0, "N")
@@ -35,16 +42,24 @@ class ServeLimits:
     def __post_init__(self) -> None:
         for field in fields(ServeLimits):
             value = getattr(self, field.name)
-            if value is None:
+            if value is None or field.name == "cors":
                 continue
             # false for NaN
             if not (0 <= value < float("inf")) or (value == 0 and field.name != "batch_wait"):
                 raise InputError(f"`{field.name}={value}`: must be positive and finite")
+        for origin in self.origins:
+            if not re.fullmatch(r"\*|https?://[^/\sA-Z]+", origin):
+                raise InputError(f"`cors={origin}`: an origin is https://name or https://name:port, in lower case")
         from seamseg.maps.images import MAX_PIXELS
 
         if self.max_megapixels * 1e6 > MAX_PIXELS:
             given = f"`max_megapixels={self.max_megapixels}`"
             raise InputError(f"{given}: images above {MAX_PIXELS / 1e6:.0f} megapixels are never decoded")
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `cors`; empty if there are none."""
+        return tuple(origin.strip() for one in several(self.cors or ()) for origin in str(one).split(","))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import re
 import socket
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from PIL import Image
 from support.bombs import lossless_webp
 from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
+import seamseg.contrib.serving.app
+from seamseg.contrib.serving.app import build_app
 from seamseg.contrib.serving.options import ServeLimits
 from seamseg.contrib.serving.server import bind
 from seamseg.utils.errors import InputError
@@ -128,6 +131,50 @@ def test_routes_and_hosts(client, method, path, headers, status):
     assert answer.status == status
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "access-control-allow-origin" not in answer.headers
+
+
+def test_pages_of_other_sites():
+    """Those of `cors` may send images and read the results; the headers are of their origin."""
+    data, page = png(photo()), {"Origin": "https://a.example", "Sec_Fetch_Site": "cross-site"}
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    with serving(red_predictor(ready_network()), cors="https://a.example, http://localhost:3000") as client:
+        for answer in (client.predict(data, **page), client.request("OPTIONS", "/predict", None, asked)):
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://a.example")
+        # also errors can be read
+        assert "access-control-allow-origin" in client.predict(b"", **page).headers
+        other = client.predict(data, **page | {"Origin": "https://b.example"})
+        assert (other.status, other.headers.get("access-control-allow-origin")) == (403, None)
+    with serving(red_predictor(ready_network()), cors="*") as client:
+        assert client.predict(data, **page).headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "https://A.example", "null"])
+def test_what_is_no_origin(origin):
+    with pytest.raises(InputError, match=re.escape(f"`cors={origin}`: an origin is https://name")):
+        ServeLimits(cors=["*", origin])
+
+
+def test_openapi_describes_the_routes(client):
+    answer = client.request("GET", "/openapi.json")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    app = build_app(client.service)
+    routes = {route.path: {method.lower() for method in route.methods - {"HEAD"}} for route in app.routes}
+    assert {path: set(methods) for path, methods in answer.json["paths"].items()} == routes
+    assert {f"#/components/schemas/{name}" for name in answer.json["components"]["schemas"]} == set(
+        re.findall(r"#/components/schemas/\w+", answer.body.decode())
+    )
+    predict = answer.json["paths"]["/predict"]["post"]
+    source = Path(seamseg.contrib.serving.app.__file__).read_text(encoding="utf-8")
+    assert set(predict["responses"]) == {"200", *re.findall(r"HTTPException\((\d+)", source)}
+    (choice,) = predict["parameters"]
+    assert choice["schema"]["enum"] == client.request("GET", "/health").json["formats"]
+    shown = predict["responses"]["200"]["content"]
+    for name in choice["schema"]["enum"]:
+        assert client.predict(png(photo()), f"?format={name}").headers["content-type"] in shown
+    result = answer.json["components"]["schemas"]["Result"]["properties"]
+    found = client.predict(png(photo(red=2))).json
+    assert found.keys() <= result.keys()
+    assert found["segments"][0].keys() <= answer.json["components"]["schemas"]["Object"]["properties"].keys()
 
 
 def test_health_and_metrics():
