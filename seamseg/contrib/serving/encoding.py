@@ -102,6 +102,7 @@ class ResultEncoder:
                 "map": encode_index_map(result.index_map(shape), len(named)),
                 "maps": maps,
                 "segments": named,
+                "formats": [name for name in self.formats if name != "view"],
             }
         )
 

@@ -72,6 +72,7 @@ def test_view(model, monkeypatch):
     content = encoding.json.loads(encoded(predictor, "view").data)
     assert (content["width"], content["height"], content["full"]) == (70, 45, [140, 90])
     assert Image.open(BytesIO(base64.b64decode(content["photo"]))).size == (70, 45)
+    assert set(content["formats"]) == {*ResultEncoder(predictor).formats} - {"view"}
     shown = content["segments"]
     found = decode_index_map(content["map"], 45, 70, len(shown))
     classes = np.array(["void", *(s["class"] for s in shown)])[found]

@@ -102,6 +102,18 @@ def test_a_photo_is_shown_with_its_segments(panoptic, open_page):
     assert (colour(page, 100, 80) == [128, 64, 128]).all()
 
 
+def test_buttons_save_the_files_that_the_server_sends(panoptic, open_page):
+    page = open_page(panoptic)
+    choose(page, png(scene(SIZE)), "street.a.png")
+    until_shown(page, "street.a.png")
+    assert page.locator("#downloads button").all_inner_texts() == ["json", "png", "overlay"]
+    for name, ending in (("json", "json"), ("png", "png"), ("overlay", "jpg")):
+        with page.expect_download() as waited:
+            page.locator("#downloads button", has_text=name).click()
+        assert waited.value.suggested_filename == f"street.a_{name}.{ending}"
+        assert waited.value.path().read_bytes() == panoptic.predict(png(scene(SIZE)), f"?format={name}").body
+
+
 def test_a_dropped_photo_and_errors(open_page, capfd):
     with serving(red_predictor(ready_network()), max_upload=0.01) as client:
         page = open_page(client)

@@ -59,6 +59,27 @@ function listBackgrounds() {
   if (select.options.length !== names.length) select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
 }
 
+const ENDINGS = { "application/json": "json", "image/jpeg": "jpg", "image/png": "png", "application/octet-stream": "npy" };
+
+/** Save the result of a file in a format, which the server computes anew. */
+async function download(file, format) {
+  try {
+    const response = await fetch(`predict?format=${encodeURIComponent(format)}`, { method: "POST", body: file });
+    if (!response.ok) throw new Error(await errorOf(response));
+    const href = URL.createObjectURL(await response.blob());
+    const name = `${file.name.replace(/\.[^.]*$/, "")}_${format}.${ENDINGS[response.headers.get("content-type")]}`;
+    make("a", { href, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 60_000);
+  } catch (error) {
+    setStatus(file, error.message, true);
+  }
+}
+
+function listDownloads(file) {
+  const buttons = image.formats.map((format) => make("button", { type: "button", onclick: () => download(file, format) }, format));
+  byId("downloads").replaceChildren("Download", ...buttons);
+}
+
 function point(event) {
   const at = image ? pixelAt(canvas, image, event.clientX, event.clientY) : null;
   const number = at === null ? 0 : image.map[at];
@@ -111,6 +132,7 @@ async function send(file) {
     const response = await fetch("predict?format=view", { method: "POST", body: file, signal: mine.signal });
     if (!response.ok) throw new Error(await errorOf(response));
     await show(await response.json());
+    listDownloads(file);
     const seconds = (performance.now() - start) / 1000;
     setStatus(file, `${image.full.join(" x ")}, ${plural(image.segments.length, "segment")}, ${seconds.toFixed(1)} s`);
     document.body.dataset.shown = file.name;
