@@ -26,6 +26,7 @@ from seamseg.checkpoints.names import WEIGHTS_ENDING
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.config.components import Record
 from seamseg.config.kinds import KINDS, WHOLE
+from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.limits import open_file
@@ -268,7 +269,8 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
         code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if code is None:
-            raise InputError(f"{name}: {_damage(head or b'')}") from None
+            swapped = "; it is an image: the model comes before it" if name.lower().endswith(PHOTO_ENDINGS) else ""
+            raise InputError(f"{name}: {_damage(head or b'')}{swapped}") from None
         raise InputError(
             f"{name}: refused: it holds pickled code ({code[1]}), which could run any program when loaded"
         ) from None

@@ -191,7 +191,7 @@ ELSEWHERE = {
     **dict.fromkeys(("--output", "--out", "--project", "-o"), "OUT is the last argument, without a flag"),
     "--conf": "it is --score-threshold here",
     "--imgsz": "it is --size here",
-    "--save-json": "it is --format coco here, or coco-results for detectors",
+    "--save-json": "it is --format json here, one file an image; coco and coco-results are files of all images",
 }
 """Flags of `predict` in other tools."""
 
@@ -205,6 +205,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
+        if "arguments are required" in message and (order := self._in_order()):
+            message += f"; write {self.prog} {' '.join(order)}"
         self.exit(2, f"{one_line(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
@@ -215,8 +217,15 @@ class Parser(argparse.ArgumentParser):
             meant = _as_key(self.prog, extra[0], sys.argv if args is None else args) if "--set" in known else ""
             flag = extra[0].partition("=")[0]
             said = f"; {ELSEWHERE[flag]}" if self.prog.endswith(" predict") and flag in ELSEWHERE else ""
+            if (name := flag[2:].upper()) in (order := self._in_order()):
+                said = said or f"; {name} needs no flag: {self.prog} {' '.join(order)}"
             self.error(f"unknown argument {extra[0]}{meant or said or _nearest(flag, known)}")
         return namespace, extra
+
+    def _in_order(self) -> list[str]:
+        """Return the arguments without a flag, as the help shows them."""
+        given = [a for a in self._get_positional_actions() if not isinstance(a, argparse._SubParsersAction)]
+        return [str(a.metavar or a.dest) for a in given]
 
 
 def build_parser(argv: Sequence[str]) -> Parser:

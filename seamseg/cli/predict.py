@@ -64,7 +64,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_options, check_model, options_of
-from seamseg.predicting.options import PredictOptions
+from seamseg.predicting.options import LABELS, PredictOptions
 from seamseg.utils.errors import counted
 from seamseg.utils.output import echo
 
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         action="append_const",
         default=[],
-        const="format overlay.labels=yes",
+        const=LABELS,
         help="write class and score on the segments of overlays, and the colours of the classes to OUT/legend.png",
     )
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.predicting.find import TAR_ENDINGS
+from seamseg.predicting.options import LABELS
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import OutputFormat, errors_of
 from seamseg.utils.errors import InputError, SeamsegError, describe_error
@@ -68,8 +69,13 @@ def differences(old: Line, new: Line) -> list[str]:
     now = json.loads(json.dumps(new["settings"]))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
-            found.append(f"{key} {before.get(key)} (now {now.get(key)})")
+            found.append(f"{key} {_shown(before.get(key))} (now {_shown(now.get(key))})")
     return found
+
+
+def _shown(value: Any) -> Any:
+    """Return a setting as a user gives it: overrides as their texts."""
+    return value if not isinstance(value, list) else " ".join(map(str, value)).replace(LABELS, "--labels") or None
 
 
 class ManifestWriter:

@@ -15,6 +15,9 @@ from seamseg.utils.options import option
 if TYPE_CHECKING:
     from seamseg.inference.anonymize import Style
 
+LABELS = "format overlay.labels=yes"
+"""The override of `--labels`."""
+
 _hiding, _run = partial(option, group="anonymisation"), partial(option, group="run")
 
 

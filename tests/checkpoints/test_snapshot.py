@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.small_snapshots import Net, assert_same, refusal, save_snapshot, snapshot_of
 from torch import nn
 
@@ -231,6 +232,11 @@ def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
     assert "body, rpn_head, roi_head, sem_head" in message
     torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
     assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
+
+
+def test_an_image_in_the_place_of_the_model(tmp_path: Path) -> None:
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.PNG", "PNG")
+    assert refusal(tmp_path / "a.PNG").endswith("not written by torch.save; it is an image: the model comes before it")
 
 
 @pytest.mark.parametrize("how", ["torch", "old torch", 0, 2, 5])

@@ -98,6 +98,22 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
             ["predict", "--model", "a", "--source", "b", "c"],
             "seamseg predict: unknown argument --model; MODEL is the first argument, without a flag; see",
         ),
+        (
+            ["predict", "a", "b", "c", "--save-json"],
+            "seamseg predict: unknown argument --save-json; it is --format json here, one file an image; coco",
+        ),
+        (
+            ["train", "a", "--data", "b"],
+            "seamseg train: unknown argument --data; DATA needs no flag: seamseg train CONFIG DATA; see",
+        ),
+        (
+            ["train", "--data", "a"],
+            "seamseg train: the following arguments are required: DATA; write seamseg train CONFIG DATA; see",
+        ),
+        (
+            ["predict", "--model", "a", "--source", "b"],
+            "seamseg predict: the following arguments are required: OUT; write seamseg predict MODEL IN OUT; see",
+        ),
         (["train", "a", "b", "--resum", "x"], "seamseg train: unknown argument --resum; did you mean --resume?"),
         (
             ["classify", "train", "a", "b", "--lr", "3"],

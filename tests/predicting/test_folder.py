@@ -118,6 +118,8 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
         with pytest.raises(InputError, match=message + ".*start over with `restart=True`"):
             OutputFolder(tmp_path, [], other).begin([])
         assert (tmp_path / MANIFEST).exists()
+    labels = header("model.zip", "ab12", {"format": "coco", "set": ["format overlay.labels=yes", "a.b=1"]})
+    assert differences(HEAD, labels) == ["set None (now --labels a.b=1)"]
     # the same file under another name is the same model
     assert not differences(HEAD, header("copy.zip", "ab12", {"format": "coco"}))
     other = OutputFolder(tmp_path, [], header("other.zip", "cd34", {}))
