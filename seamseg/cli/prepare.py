@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
 from seamseg.cli.main import add_action
-from seamseg.utils.errors import InputError, SeamsegError, counted, one_line
+from seamseg.utils.errors import InputError, SeamsegError, counted, first_names, one_line
 from seamseg.utils.files import write_json
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import check_workers
@@ -348,7 +348,7 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> None:
         if (problem := void_warning(account.void)) is not None:
             _print_message(f"{split}: {problem}")
         if classes.num_thing and not account.objects:
-            _print_message(f"{split}: no object of {', '.join(classes.categories[classes.num_stuff :])}")
+            _print_message(f"{split}: no object of {first_names(classes.categories[classes.num_stuff :])}")
     for text in crowd_warnings(classes, classes.images) if hasattr(args, "no_crowds") else []:
         _print_message(f"{text}; --no-crowds reads them as single objects")
     own_data = hasattr(args, "hold_out") and classes.num_thing > 0 and "train" in result.splits

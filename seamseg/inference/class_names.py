@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.utils.errors import InputError, near_names
+from seamseg.utils.errors import InputError, first_names, near_names
 
 
 def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
@@ -46,5 +46,5 @@ def _suggestion(word: str, categories: Sequence[str]) -> str:
     key = " ".join(_key(word))
     near = near_names(key, parts.values(), 3)
     meant = list(dict.fromkeys(part for wanted in near for part, text in parts.items() if text == wanted))[:3]
-    listed = f"its classes are {', '.join(categories)}"
-    return f"did you mean {' or '.join(meant)}? {listed}" if meant else listed
+    known = f"its classes are {first_names(categories)}"
+    return f"did you mean {' or '.join(meant)}? {known}" if meant else known

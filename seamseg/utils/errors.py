@@ -10,7 +10,7 @@ import difflib
 import errno
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _UNPRINTABLE = re.compile(
@@ -95,6 +95,12 @@ def describe_error(error: BaseException) -> str:
 def counted(number: int, what: str) -> str:
     """Return a number of things, `1 image` or `2 images`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def first_names(names: Sequence[str], most: int = 20) -> str:
+    """Return names with commas, the first ones of a long list and the number of the others."""
+    left = len(names) - most
+    return ", ".join(names) if left < 2 else f"{', '.join(names[:most])} and {left} more"
 
 
 def one_line(text: object) -> str:

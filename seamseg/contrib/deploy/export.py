@@ -29,7 +29,7 @@ from seamseg.maps.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MA
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.base import Backbone
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, require_packages
+from seamseg.utils.errors import InputError, OutOfMemory, counted, require_packages
 from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
 from seamseg.utils.output import echo
@@ -152,7 +152,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     # before the work: an image may be unreadable
     compared = _compared_inputs(source, net, size, options, metadata)
     paths = None if options.int8 is None else _calibration_images(source, options)
-    calibrating = "" if paths is None else f", running it on {len(paths)} images to choose the ranges"
+    calibrating = "" if paths is None else f", running it on {counted(len(paths), 'image')} to choose the ranges"
     duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     images = None if paths is None else _images(source, paths, metadata, "calibrate")

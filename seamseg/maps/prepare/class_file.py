@@ -12,7 +12,7 @@ from typing import Any
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.visualize.palette import class_colors
-from seamseg.utils.errors import InputError, describe_error
+from seamseg.utils.errors import InputError, describe_error, first_names, one_line
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
 
@@ -42,7 +42,7 @@ class ClassList:
             return VOID
         if label not in names:
             raise InputError(
-                f"{source}: the label {label!r:.80} is not in the class list; it has {', '.join(names)} (`names` of "
+                f"{source}: the label {label!r:.80} is not in the class list; it has {first_names(names)} (`names` of "
                 "[void] are ignored)"
             )
         return names.index(label)
@@ -56,8 +56,8 @@ def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
     such a list as `categories` and optionally a list of the void values and labels as `void`.
 
-    `*.txt` has a name a line, and `*.yaml` a list or an object as `names`: all are things, with ids from 0. As for
-    labelme, `__ignore__` is void without an id, and `_background_` is stuff.
+    `*.txt` has a name a line, or ids from 0 or 1 with names, and `*.yaml` a list or an object as `names`: all are
+    things, by default with ids from 0. As for labelme, `__ignore__` is void without an id, and `_background_` is stuff.
     """
     return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path), kinds)
 
@@ -70,7 +70,7 @@ def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList
     if source.lower().endswith((".txt", ".yaml", ".yml")):
         if kinds:
             raise InputError(f"{source}: does not state which classes are things; use an INI file or JSON")
-        names = dict(enumerate(_lines(text))) if source.lower().endswith(".txt") else _yolo_names(text, source)
+        names = _names_of_lines(text) if source.lower().endswith(".txt") else _yolo_names(text, source)
         entries = [{"id": k, "name": n, "isthing": bare_name(n) != BACKGROUND} for k, n in names.items()]
         return build_class_list(coco_categories(entries, source), [IGNORED], source)
     is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None
@@ -161,8 +161,14 @@ def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
     return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
 
 
-def _lines(text: str) -> list[str]:
-    return [name for line in text.splitlines() if (name := line.strip()) not in ("", IGNORED)]
+def _names_of_lines(text: str) -> dict[int, str]:
+    names = [name for line in text.splitlines() if (name := line.strip()) not in ("", IGNORED)]
+    numbered = [re.fullmatch(r"(\d{1,5})[\s:,;]+(\S.*)", name) for name in names]
+    ids = [int(found[1]) for found in numbered if found]
+    # unlike names as `2 wheeler`
+    if len(ids) == len(names) and ids in (list(range(len(ids))), list(range(1, len(ids) + 1))):
+        return {int(found[1]): found[2] for found in numbered if found}
+    return dict(enumerate(names))
 
 
 def _yolo_names(text: str, path: str) -> dict[Any, Any]:
@@ -173,15 +179,18 @@ def _yolo_names(text: str, path: str) -> dict[Any, Any]:
     try:
         content = yaml.safe_load(text)
         if not isinstance(content, dict) or "names" not in content:
-            raise ValueError("it is missing")
+            raise ValueError("it has no `names`")
         names = content["names"]
         named = names if isinstance(names, dict) else dict(enumerate(list(names)))
         # aliases can nest a short text without end
         if not all(isinstance(name, str | int) for name in named.values()):
             raise ValueError("`names` holds other things than names")
+        if content.get("nc", len(named)) != len(named):
+            raise ValueError(f"`nc` is {one_line(content['nc'])[:20]}, but `names` has {len(named)}")
         return named
     except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a data set of YOLO with `names`: {describe_error(error)}") from None
+        why = str(error) if type(error) is ValueError else describe_error(error)
+        raise InputError(f"{path}: not a data set of YOLO with `names`: {one_line(why)}") from None
 
 
 def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int | str]]:

@@ -13,7 +13,7 @@ from seamseg.maps.prepare.account import Skips, SplitAccount, add_skipped, all_s
 from seamseg.maps.prepare.archives import ArchiveMember, File
 from seamseg.maps.prepare.pairs import spellings
 from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.progress import ProgressCallback, no_progress
 
 T = TypeVar("T")
@@ -176,12 +176,14 @@ def _convert_split(
         known = writer.accounts.get(name)
         if known is None:
             options.log(
-                f"{name}: {len(frames)} images, already prepared by a converter that keeps no record of its sources: "
-                f"their changes go unnoticed; to convert it again, delete {path}"
+                f"{name}: {counted(len(frames), 'image')}, already prepared by a converter that keeps no record of its "
+                f"sources: their changes go unnoticed; to convert it again, delete {path}"
             )
             return
         known.skipped = all_skipped(skipped, known.frames)
-        options.log(f"{name}: {len(frames)} images, already prepared from the same files with the same options")
+        options.log(
+            f"{name}: {counted(len(frames), 'image')}, already prepared from the same files with the same options"
+        )
         return
     before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
     count = writer.add_split(name, frames, read, skipped)

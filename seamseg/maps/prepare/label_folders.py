@@ -46,6 +46,8 @@ _FORMS = (LABEL_ENDINGS, (".json",), (".txt",))
 """Extensions of the label images, and of the polygons of labelme and YOLO."""
 _ROTATED = ("rotation", "oriented_rectangle")
 """Names of rotated rectangles, in versions of labelme and programs made of it."""
+_SPLITS = {"train", "val", "valid", "test"}
+"""Names of folders below `images` and `labels` in data sets of YOLO."""
 _YOLO_BYTES = 16 * MIB  # of the polygons of an image
 _CIRCLE = 64  # corners of a circle
 _FILE_BYTES = 256 * MIB  # labelme may store the image with them
@@ -125,6 +127,9 @@ def find_frames(
             f"image is {next(iter(photos))}, the first label file {next(chain(*forms), 'missing')}"
             f"{COCO_JSON if not forms[0] and len(forms[1]) == 1 else ''}"
         )
+    parts = sorted(_SPLITS & {PurePosixPath(name).parts[0] for name in photos})
+    if len(parts) > 1:
+        options.log(f"{folders[0]}: {' and '.join(parts)} become one split; give each folder a --split of its own")
     used = [file for frame in frames for file in (frame.image, *frame.annotations)]
     options.skip_unused(photos, used, "image without labels")
     used += photos.values()

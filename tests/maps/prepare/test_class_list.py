@@ -51,6 +51,7 @@ def test_json(tmp_path, wrap):
     ("name", "text"),
     [
         ("labels.txt", "__ignore__\n_background_\ncar\n\nperson \n"),
+        ("classes.txt", "0 _background_\n1 car\n 2: person\n"),
         ("data.yaml", "train: images/train\nnc: 3\nnames: [_background_, car, person]\n"),
         ("data.yml", "names:\n  0: _background_\n  1: car\n  2: person\n"),
     ],
@@ -64,13 +65,19 @@ def test_lists_of_other_tools(tmp_path, name, text):
         read_class_list(tmp_path / name, kinds=True)
 
 
+def test_ids_and_names_that_begin_with_a_number(tmp_path):
+    assert read(tmp_path, "1 car\n2 bus\n", "c.txt").class_of == {1: 0, 2: 1}
+    assert read(tmp_path, "2 wheeler\n4 wheeler\n", "c.txt").classes.categories == ["2 wheeler", "4 wheeler"]
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("names: [a, a]", "two classes have the name 'a'"),
         ("names: [", r"data\.yaml: not a data set of YOLO with `names`: ParserError"),
         ("- 1", "not a data set of YOLO"),
-        ("train: x", "not a data set of YOLO"),
+        ("train: x", r"not a data set of YOLO with `names`: it has no `names`$"),
+        ("nc: 3\nnames: [a, b]", "`nc` is 3, but `names` has 2$"),
         ("a: &a [x]\nnames: [*a, *a]", "`names` holds other things than names"),
         ("names: !!python/object/apply:os.system [ls]", "ConstructorError"),
         ("names: " + "[" * 5000, "not a data set of YOLO"),

@@ -282,6 +282,15 @@ def test_yolo(raw):
     assert segments(raw / "out", "b.rf.1") == []
 
 
+def test_folders_of_splits_that_become_one(raw):
+    for split in ("train", "val"):
+        photo(raw / "photos" / split / f"{split}1.jpg")
+        (raw / "labels" / split).mkdir(parents=True)
+        yolo(raw, "", f"{split}/{split}1")
+    (message, *_) = prepare(raw)
+    assert message == f"{raw / 'photos'}: train and val become one split; give each folder a --split of its own"
+
+
 @pytest.mark.parametrize(
     ("line", "match"),
     [
