@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from seamseg.maps.evaluation.record import IMAGES, SUMMARY, Evaluation, ImageRecord, read_evaluation
 from seamseg.maps.report.images import image_block
 from seamseg.maps.report.page import Page, page_frame
-from seamseg.maps.report.summary import ImageEntry, ReportRun, run_titles, summary_block
+from seamseg.maps.report.summary import ImageEntry, ReportRun, summary_block
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.parallel import threaded_map
@@ -56,19 +56,29 @@ def write_report(
     values = [entries[0].pq if against is None else _pq_change(*entries) for entries in joined]
     chosen = [joined[k] for k in select_extremes(values, images)]
     build = partial(image_block, photos=photos or evaluation.photos, size=size)
-    without, problems = 0, list[str]()
-    before, after = page_frame(" vs. ".join(run_titles(evaluations)), PAGE)
-    with replacing(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", errors="replace") as file:
+    return write_page(Path(path), summary_block(runs, chosen, unpaired), _records(evaluations, chosen), build, progress)
+
+
+def write_page(
+    path: Path,
+    summary: dict[str, Any],
+    records: Iterable[Any],
+    build: Callable[[Any], tuple[dict[str, Any], bool, list[str]]],
+    progress: ProgressCallback,
+) -> ReportSummary:
+    """Write the HTML file of a summary block; `build` returns of each record what :func:`image_block` returns."""
+    without, problems, count = 0, list[str](), len(summary["images"])
+    before, after = page_frame(" vs. ".join(summary["titles"]), PAGE)
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", errors="replace") as file:
         file.write(before)
-        file.writelines(_json_block("summary", summary_block(runs, chosen, unpaired)))
-        built = threaded_map(build, _records(evaluations, chosen), _THREADS)
-        for content, has_image, found in progress(built, len(chosen), "drawing"):
+        file.writelines(_json_block("summary", summary))
+        for content, has_image, found in progress(threaded_map(build, records, _THREADS), count, "drawing"):
             without += not has_image
             problems += found
             file.writelines(_json_block("image", content))
         file.writelines(_json_block("ending", {"without_photo": without}))
         file.write(after)
-    return ReportSummary(len(chosen), without, problems)
+    return ReportSummary(count, without, problems)
 
 
 def _counted(evaluation: Evaluation) -> ReportRun:

@@ -53,10 +53,10 @@ def image_block(
                 "prediction": _map(*prediction, image, shape, problems),
                 "truth_segments": _listed(image.ground_truth, image.prediction),
                 "prediction_segments": _listed(image.prediction, image.ground_truth),
-                "maps": {name: _jpeg_text(evaluation.folder / MAPS, file, shape) for name, file in image.maps.items()},
+                "maps": {name: jpeg_text(evaluation.folder / MAPS, file, shape) for name, file in image.maps.items()},
             }
         )
-    photo = _jpeg_text(photos, record.photo, shape)
+    photo = jpeg_text(photos, record.photo, shape)
     return {"width": shape[1], "height": shape[0], "photo": photo, "results": results}, photo is not None, problems
 
 
@@ -127,7 +127,7 @@ def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[
     ]  # fmt: skip
 
 
-def _jpeg_text(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
+def jpeg_text(folder: Path | None, name: str | None, shape: tuple[int, int]) -> str | None:
     """Encode an image as JPEG in base64; None if there is none that can be read."""
     if folder is None or name is None:
         return None

@@ -3,6 +3,8 @@
 const report = JSON.parse(document.querySelector("script.summary").textContent);
 const ending = JSON.parse(document.querySelector("script.ending").textContent);
 const imageBlocks = document.querySelectorAll("script.image");
+/** Whether there is ground truth; else the images are overlays, whose classes have counts in the place of outcomes. */
+const scored = report.scored !== false;
 const paired = report.titles.length > 1;
 
 function parseSegment([id, category, area, outcome, partner, iou, score]) {

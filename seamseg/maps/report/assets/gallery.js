@@ -12,7 +12,17 @@ const CHANGES = {
   lost: { name: "largest loss first", by: (image) => difference(image.pq) ?? 2 },
   gained: { name: "largest gain first", by: (image) => -(difference(image.pq) ?? -2) },
 };
-const sorts = paired ? { ...CHANGES, ...SORTS } : SORTS;
+/** Number of what was found in an image without ground truth, of the chosen class or of all. */
+function foundIn(image) {
+  const category = byId("by-class").value;
+  return image.classes[0].reduce((sum, [c, n]) => sum + (category === "" || c === Number(category) ? n : 0), 0);
+}
+const COUNTS = {
+  name: SORTS.name,
+  most: { name: "most first", by: (image) => -foundIn(image) },
+  fewest: { name: "fewest first", by: foundIn },
+};
+const sorts = !scored ? COUNTS : paired ? { ...CHANGES, ...SORTS } : SORTS;
 const numeric = new Intl.Collator("en", { numeric: true });
 
 /** Numbers of the images that pass the filters, in the selected order. */
@@ -59,7 +69,7 @@ function selectClass(index) {
 const PRELOAD_MARGIN = "700px 0px";
 const cards = [];
 let order = [];
-let view = "prediction";
+let view = VIEWS[0].key;
 
 class Card {
   constructor(number) {
@@ -106,6 +116,7 @@ class Card {
 }
 
 function cardHeader(image) {
+  if (!scored) return make("header", {}, make("h3", {}, named(image.name)), make("span.soft", {}, classCounts(image).join(", ")));
   const errors = [];
   if (image.missed[0]) errors.push(`${image.missed[0]} missed`);
   if (image.false[0]) errors.push(`${image.false[0]} false`);
@@ -113,6 +124,8 @@ function cardHeader(image) {
   return make("header", {}, make("h3", {}, named(image.name)), make("span.soft", {}, errors.join(", ")), make("span.pq", {}, `PQ ${percent(image.pq[0])}`),
     paired ? make("span", { class: `delta ${trend(change)}` }, signed(change)) : null);
 }
+
+const classCounts = (image) => image.classes[0].map(([c, n]) => `${report.classes[c].name} ${count(n)}`);
 
 function initCards() {
   const observer = new IntersectionObserver((entries) => {
@@ -142,7 +155,7 @@ function updateCards() {
   byId("cards").replaceChildren(...order.map((number) => cards[number].element));
   byId("no-cards").hidden = order.length > 0;
   const all = report.images.length;
-  const selection = all < report.total ? ` of ${count(report.total)} (${paired ? "largest changes" : "worst and best"})` : "";
+  const selection = all < report.total ? ` of ${count(report.total)} (${!scored ? "most and fewest" : paired ? "largest changes" : "worst and best"})` : "";
   byId("image-count").textContent = order.length === all ? `${plural(all, "image")}${selection}` : `${count(order.length)} of ${plural(all, "image")}`;
   markSelectedClass(byId("by-class").value === "" ? -1 : Number(byId("by-class").value));
   if (order.length) setTabStop(cards[order[0]].button);

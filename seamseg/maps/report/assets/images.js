@@ -29,7 +29,7 @@ function fillLegend(list) {
 
 // Painting: the image, and over it the segments of a map or the errors, with outlines.
 
-const VIEWS = [
+const VIEWS = !scored ? [{ key: "photo", name: "Overlay" }] : [
   { key: "prediction", name: "Prediction" },
   { key: "truth", name: "Ground truth" },
   { key: "errors", name: "Errors" },
@@ -96,6 +96,7 @@ class Panel {
     this.highlighted = null;
     this.canvas = make("canvas", { width: 0, height: 0 });
     this.element = make("span.panel", {}, this.canvas, paired ? make("span.tag", {}, report.titles[run]) : null);
+    if (!scored) return;
     this.canvas.addEventListener("pointermove", (event) => this.point(event, onHover));
     this.canvas.addEventListener("pointerdown", (event) => this.point(event, onHover));
     this.canvas.addEventListener("pointerleave", () => {

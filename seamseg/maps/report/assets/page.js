@@ -30,8 +30,8 @@ function initHeadline() {
   const images = paired && report.n_images[0] !== report.n_images[1] ? report.n_images.map(count).join(" and ") : count(report.n_images[0]);
   const unpaired = report.unpaired ? ` · ${plural(report.unpaired, "image")} in only one of the runs` : "";
   const failed = report.failed ? ` (${report.failed.map(count).join(" and ")} failed)` : "";
-  byId("subtitle").textContent =
-    `${images} image${report.n_images[0] === 1 ? "" : "s"}${failed} · ${things} thing classes, ${report.classes.length - things} stuff classes${unpaired}`;
+  const classes = scored ? `${things} thing classes, ${report.classes.length - things} stuff classes` : plural(report.classes.length, "class", "classes");
+  byId("subtitle").textContent = `${images} image${report.n_images[0] === 1 ? "" : "s"}${failed} · ${classes}${unpaired}`;
   report.headline.forEach(({ name, values }, k) => {
     const box = make(k === 0 ? "div.figure.main" : "div.figure", {}, make("dt", {}, name), make("dd", {}, percent(values[0])));
     if (paired) {
@@ -45,15 +45,18 @@ function initHeadline() {
 }
 
 document.body.classList.toggle("paired", paired);
+document.body.classList.toggle("unscored", !scored);
 const notes = [];
 if (ending.without_photo) notes.push(`${plural(ending.without_photo, "image")} missing or unreadable: drawn on grey.`);
-if (!paired) notes.push("Click an image to enlarge it and list its segments.");
+if (!paired) notes.push(`Click an image to enlarge it and list its ${scored ? "segments" : "classes"}.`);
 byId("image-note").textContent = notes.join(" ");
 initTheme();
 initHeadline();
 initTable();
-initCharts();
-initConfusion();
+if (scored) {
+  initCharts();
+  initConfusion();
+}
 initTraining();
 fillLegend(byId("legend"));
 fillLegend(byId("viewer-legend"));

@@ -4,10 +4,12 @@
 
 const classRows = [];
 
+const KIND = { title: "Kind", value: (c) => (c.thing ? "thing" : "stuff"), cell: (c) => make("td", {}, c.thing ? "thing" : "stuff") };
+
 function classColumns() {
   const columns = [
     { title: "Class", value: (c) => c.name.toLowerCase(), cell: nameCell },
-    { title: "Kind", value: (c) => (c.thing ? "thing" : "stuff"), cell: (c) => make("td", {}, c.thing ? "thing" : "stuff") },
+    ...(scored ? [KIND] : []),
   ];
   for (const key of ["PQ", "SQ", "RQ", "IoU", "AP"]) {
     if (!report.classes.some((c) => c[key])) continue;
@@ -15,7 +17,8 @@ function classColumns() {
     columns.push({ title: key, number: true, value: (c) => values(c)[0], cell: (c) => fractionCell(values(c)[0]) });
     if (paired) columns.push({ title: `Δ ${key}`, number: true, value: (c) => difference(values(c)), cell: (c) => changeCell(difference(values(c))) });
   }
-  for (const [key, help] of [["TP", "matched segments"], ["FP", "false positives"], ["FN", "missed segments"]]) {
+  const outcomes = [["TP", "matched segments"], ["FP", "false positives"], ["FN", "missed segments"]];
+  for (const [key, help] of scored ? outcomes : [["Images", "images with the class"], ["Found", "in all images"]]) {
     columns.push({ title: key, help, number: true, count: true, value: (c) => c[key][0], cell: (c) => make("td.count", {}, count(c[key][0])) });
   }
   return columns;

@@ -45,9 +45,10 @@ async function showCurrent() {
   const number = order[viewer.at];
   const request = ++viewer.request;
   const image = report.images[number];
+  const score = scored ? ` · PQ ${percent(image.pq[0])}` : "";
   const change = paired ? ` (${signed(difference(image.pq))})` : "";
   byId("viewer-title").replaceChildren(named(image.name));
-  byId("viewer-position").textContent = `${viewer.at + 1} of ${order.length} · PQ ${percent(image.pq[0])}${change}`;
+  byId("viewer-position").textContent = `${viewer.at + 1} of ${order.length}${score}${change}`;
   const decoded = await decodeImage(number);
   // another image may have been requested while this one was decoded
   if (request !== viewer.request || !byId("viewer").open) return closeImage(decoded);
@@ -58,7 +59,8 @@ async function showCurrent() {
   viewer.panels.forEach((panel, run) => {
     panel.show(decoded, view);
     const box = make("div");
-    listSegments(box, decoded.results[run], paired ? report.titles[run] : null, (highlighted) => panel.highlight(highlighted));
+    if (!scored) box.append(make("ul.segments", {}, ...classCounts(image).map((text) => make("li", {}, named(text)))));
+    else listSegments(box, decoded.results[run], paired ? report.titles[run] : null, (highlighted) => panel.highlight(highlighted));
     list.append(box);
   });
   list.scrollTop = 0;
