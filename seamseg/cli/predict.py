@@ -61,11 +61,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.predicting.options import LABELS, PredictOptions
 from seamseg.utils.errors import counted
+from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
+    parser.add_argument("--show", action="store_true", help="print the path of the first output, for a viewer")
     # formats need probabilities, or do not
     add_options(parser, PredictOptions, without=("probabilities",))
     # after --set, whose name stands for the overrides in errors
@@ -107,6 +110,12 @@ def run(args: argparse.Namespace) -> int:
             echo("hidden is only what the network found: look at the images before you publish them", file=sys.stderr)
 
     summary = predict_files(options, *([] if args.quiet else [report]))
+    if args.show and is_main_process():
+        from seamseg.predicting.folder import MANIFEST, read_lines
+
+        out = Path(args.out)  # a video
+        written = [] if out.is_file() else (line.get("outputs") for _, line in read_lines(out / MANIFEST))
+        echo(next((out / names[0] for names in written if names), out))
     return 1 if summary.failed else 0
 
 

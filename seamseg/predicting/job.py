@@ -172,7 +172,7 @@ def predict_all(
         # closed after an error, too, so that this thread gives back the turn of a large image
         images: Iterator[DecodedImage | UnreadableSource] = locked.enter_context(closing(reader.read(workers)))
         if world.is_main:
-            images = progress(images, None if reader.videos else len(reader.images), "predict")
+            images = progress(images, reader.total(), "predict")
         loop = _PredictionLoop(predictor, folder, ManifestWriter(folder.manifest))
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             try:

@@ -97,6 +97,16 @@ class ImageReader:
         self.rank = rank
         self.size = size
 
+    def total(self) -> int | None:
+        """Return the number of images and frames to read; None if a video does not state it, or is divided."""
+        frames = [video.stated_frames() for video in self.videos] if self.size == 1 else [None for _ in self.videos]
+        known = [number for number in frames if number is not None]
+        if len(known) < len(frames):
+            return None
+        stamps = {video.relative: video.stamp() for video in self.videos}
+        done = sum(stamps.get(path.rpartition("/")[0]) == stamp for path, stamp in self.done.values())
+        return len(self.images) + sum(known) - done
+
     def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
         """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -156,6 +157,16 @@ class Video:
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""
         return file_stamp(Path(self.address))
+
+    def stated_frames(self) -> int | None:
+        """Return the number of frames that the container states, at most `limit`; None if it states none."""
+        av = require_decoder(self.address)
+        with suppress(Exception):  # of damaged files, which is reported when its turn comes
+            file_status(self.address)
+            with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
+                frames = int(container.streams.video[0].frames)
+                return min(frames, self.limit or frames) or None
+        return None
 
     def items(self) -> Iterator[Source | VideoFrame]:
         """Iterate over the frames, always in the same order; open each before the next is requested.

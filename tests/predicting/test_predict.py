@@ -81,8 +81,9 @@ def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, c
 
 def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     out = tmp_path / "out"
-    assert predict(seamseg_main, micro_run, photos, out, "--format", "overlay,coco,raw") == 1
-    errors = capsys.readouterr().err
+    assert predict(seamseg_main, micro_run, photos, out, "--format", "overlay,coco,raw", "--show") == 1
+    printed, errors = capsys.readouterr()
+    assert printed == f"{out / GOOD[0]}.jpg\n"
     assert "readme.txt" not in errors
     assert "5 images in" in errors
     assert "2 failed" in errors
@@ -179,8 +180,10 @@ def test_a_video_of_overlays(micro_run, drive, tmp_path, seamseg_main, capsys, m
     assert not out.exists()
     overlay = tmp_path / "out.mp4.frames" / "drive" / "frame_000003.jpg"
     overlay.unlink()
-    assert predict(seamseg_main, micro_run, drive, out, "--set", "format overlay.opacity=0") == 0
-    assert "1 image in" in capsys.readouterr().err
+    assert predict(seamseg_main, micro_run, drive, out, "--set", "format overlay.opacity=0", "--show") == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{out}\n"
+    assert "1 image in" in captured.err
     assert not overlay.parents[1].exists()
     frames = [np.asarray(item.open()) for item in Video(str(out), "out", "out").items()]
     assert [frame.shape for frame in frames] == [(66, 120, 3)] * 5
