@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seamseg.version import __version__
@@ -18,82 +18,56 @@ ERRORS = {
 }
 """Statuses of `POST /predict` other than 200."""
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_NUMBERS = {"type": "array", "items": {"type": "number"}}
-_IMAGE = {"type": "string", "contentMediaType": "application/octet-stream"}
-_OBJECTS = {"type": "array", "items": {"$ref": "#/components/schemas/Object"}}
-
-_SCHEMAS: dict[str, Any] = {
-    "Error": {"type": "object", "required": ["error"], "properties": {"error": _TEXT}},
-    "Object": {
-        "type": "object",
-        "description": "A segment, an object, or a class of the image.",
-        "required": ["category_id", "class"],
-        "properties": {
-            "id": {"type": "integer", "description": "panoptic: its value in the id image of format=png"},
-            "category_id": {"type": "integer"},
-            "class": _TEXT,
-            "score": {"type": ["number", "null"]},
-            "bbox": {**_NUMBERS, "description": "x, y, width, height in pixels"},
-            "area": {"type": "number", "description": "in pixels"},
-            "segmentation": {"type": "object", "description": "instance segmentation: run lengths of COCO"},
-        },
-    },
-    "Result": {
-        "type": "object",
-        "required": ["kind", "width", "height"],
-        "properties": {
-            "kind": _TEXT,
-            "width": {"type": "integer"},
-            "height": {"type": "integer"},
-            "segments": _OBJECTS,
-            "objects": _OBJECTS,
-            "classes": {"type": "array", "items": {"type": "object"}},
-        },
-    },
+_PAGES = {
+    "/": ("A page to drop an image on.", "text/html"),
+    "/health": ("Model, kind, device and formats.", "application/json"),
+    "/metrics": ("Metrics for Prometheus.", "text/plain"),
+    "/openapi.json": ("This document.", "application/json"),
 }
+_OBJECT = {"id": "integer", "category_id": "integer", "class": "string", "area": "number", "segmentation": "object"}
 
 
 def openapi_document(formats: Sequence[str]) -> dict[str, Any]:
     """Return the document of a server whose model has these formats, the default first."""
-    form = {"type": "object", "required": ["file"], "properties": {"file": _IMAGE}}
-    result = {
-        "application/json": {"schema": {"$ref": "#/components/schemas/Result"}},
-        **{kind: {"schema": _IMAGE} for kind in ("image/png", "image/jpeg", "application/octet-stream")},
-    }
+    image = {"type": "string", "contentMediaType": "application/octet-stream"}
+    images = {kind: {"schema": image} for kind in ("image/png", "image/jpeg", "application/octet-stream")}
+    result = {"application/json": {"schema": {"$ref": "#/components/schemas/Result"}}, **images}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    form = {**_properties({"file": image}), "required": ["file"]}
+    choice = {"type": "string", "enum": list(formats), "default": formats[0]}
     predict = {
         "summary": "Predict an image: the body, or `file` of a form.",
         "operationId": "predict",
-        "parameters": [
-            {"name": "format", "in": "query", "schema": {**_TEXT, "enum": list(formats), "default": formats[0]}}
-        ],
+        "parameters": [{"name": "format", "in": "query", "schema": choice}],
         "requestBody": {
             "required": True,
-            "content": {"image/*": {"schema": _IMAGE}, "multipart/form-data": {"schema": form}},
+            "content": {"image/*": {"schema": image}, "multipart/form-data": {"schema": form}},
         },
         "responses": {
             "200": {"description": "the result", "content": result},
-            **{str(status): _answer(text, "application/json", "Error") for status, text in ERRORS.items()},
+            **{str(status): {"description": text, "content": error} for status, text in ERRORS.items()},
         },
+    }
+    pages = {
+        path: {"get": {"summary": text, "responses": {"200": {"description": text, "content": {media: {}}}}}}
+        for path, (text, media) in _PAGES.items()
+    }
+    boxes = {"type": "array", "items": {"type": "number"}, "description": "x, y, width, height in pixels"}
+    found = {"type": "array", "items": _properties({**_OBJECT, "score": ["number", "null"], "bbox": boxes})}
+    lists = {"segments": found, "classes": {"type": "array", "items": {"type": "object"}}}
+    schemas = {
+        "Error": _properties({"error": "string"}),
+        "Result": _properties({"kind": "string", "width": "integer", "height": "integer", **lists}),
     }
     return {
         "openapi": "3.1.0",
         "info": {"title": "seamseg serve", "version": __version__},
-        "paths": {
-            "/": {"get": _get("page", "A page to drop an image on.", "text/html")},
-            "/health": {"get": _get("health", "Model, kind, device and formats; 503 at the end.", "application/json")},
-            "/metrics": {"get": _get("metrics", "Metrics for Prometheus.", "text/plain")},
-            "/openapi.json": {"get": _get("openapi", "This document.", "application/json")},
-            "/predict": {"post": predict},
-        },
-        "components": {"schemas": _SCHEMAS},
+        "paths": {**pages, "/predict": {"post": predict}},
+        "components": {"schemas": schemas},
     }
 
 
-def _get(name: str, summary: str, media_type: str) -> dict[str, Any]:
-    return {"summary": summary, "operationId": name, "responses": {"200": _answer(summary, media_type)}}
-
-
-def _answer(description: str, media_type: str, schema: str = "") -> dict[str, Any]:
-    content = {"schema": {"$ref": f"#/components/schemas/{schema}"}} if schema else {}
-    return {"description": description, "content": {media_type: content}}
+def _properties(types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object, from schemas or types."""
+    given = {name: one if isinstance(one, dict) else {"type": one} for name, one in types.items()}
+    return {"type": "object", "properties": given}
