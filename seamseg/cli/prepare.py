@@ -343,6 +343,8 @@ def _report(args: argparse.Namespace, result: ConversionResult) -> None:
     counts = ", ".join(f"{counted(count, 'image')} in {name}" for name, count in result.splits.items())
     classes = result.metadata
     echo(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
+    if hasattr(args, "hold_out"):
+        echo(f"classes: {first_names(classes.categories)}")
     for split, account in result.accounts.items():
         echo(*account.lines(split), sep="\n")
         if (problem := void_warning(account.void)) is not None:

@@ -99,13 +99,12 @@ class ImageReader:
 
     def total(self) -> int | None:
         """Return the number of images and frames to read; None if a video does not state it, or is divided."""
-        frames = [video.stated_frames() for video in self.videos] if self.size == 1 else [None for _ in self.videos]
-        known = [number for number in frames if number is not None]
-        if len(known) < len(frames):
+        frames = [video.stated_frames() or 0 for video in self.videos]
+        if not all(frames) or (frames and self.size > 1):
             return None
         stamps = {video.relative: video.stamp() for video in self.videos}
         done = sum(stamps.get(path.rpartition("/")[0]) == stamp for path, stamp in self.done.values())
-        return len(self.images) + sum(known) - done
+        return len(self.images) + sum(frames) - done
 
     def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
         """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.

@@ -323,6 +323,7 @@ def test_commands(coco, capsys):
     assert main(["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{out}: 2 images in train; 2 stuff and 1 thing classes",
+        "classes: road, sky, car",
         "train: used 2 images, 9 segments, of which 5 objects",
         "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18",
     ]
