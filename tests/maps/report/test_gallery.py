@@ -6,9 +6,11 @@ import base64
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
+from support.browsers import watched_pages
 from support.onnx_scenes import record, scene, write_network
 from support.report_pages import blocks
 
@@ -57,6 +59,21 @@ def test_of_many_images_those_with_most_and_fewest_are_shown(predicted: Path, tm
     assert write_gallery(tmp_path / "a.html", predicted, images=1, size=70).images == 1
     (summary,) = blocks(tmp_path / "a.html")["summary"]
     assert (len(summary["images"]), summary["total"]) == (1, 2)
+
+
+def test_the_page_in_a_browser(predicted: Path, tmp_path: Path, browser: Any) -> None:
+    write_gallery(tmp_path / "a.html", predicted)
+    with watched_pages(browser) as go:
+        page = go((tmp_path / "a.html").as_uri())
+        assert page.locator(".card h3").all_inner_texts() == ["a<b>", "c"]
+        assert page.locator("#sort option").all_inner_texts() == ["name", "most first", "fewest first"]
+        assert [page.locator(f"#{name}").is_hidden() for name in ("confusion", "distributions", "views")] == [True] * 3
+        (summary,) = blocks(tmp_path / "a.html")["summary"]
+        rows = [[one["name"], str(one["Images"][0]), str(one["Found"][0])] for one in summary["classes"]]
+        assert [row.split() for row in page.locator("#class-table tbody tr").all_inner_texts()] == rows
+        page.locator(".card .open").first.click()
+        page.wait_for_selector("#viewer[data-shown]")
+        assert page.locator("#viewer-segments li").count() == len(summary["images"][0]["classes"][0])
 
 
 def test_other_content(predicted: Path, tmp_path: Path) -> None:
