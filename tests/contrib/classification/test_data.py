@@ -92,6 +92,13 @@ def test_classes_must_be_those_of_the_network(root: Path) -> None:
         dataset.check_classes(parse_classifier_config({"network": {"classes": 3}}), ["blue", "green", "pink"])
 
 
+@pytest.mark.parametrize("world", [1, 4])
+def test_every_validation_image_is_read_once(root: Path, world: int) -> None:
+    dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))
+    read = [name for rank in range(world) for b in open_val_loader(dataset, 2, 0, World(rank, world)) for name in b.ids]
+    assert sorted(read) == sorted(f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(3))
+
+
 def test_training_batches_are_shuffled_and_divided(root: Path) -> None:
     config = parse_classifier_config({"optimizer": {"batch_size": 8}, "training": {"num_workers": 0}})
     dataset = ClassFolders(root, "train", lambda image: torch.zeros(1))

@@ -98,6 +98,7 @@ def test_a_port_in_use(model: Path, capsys: pytest.CaptureFixture[str], monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--max-megapixels", "999"], "--max-megapixels 999.0: images above 201 megapixels are never decoded"),
         (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: unknown: "),
         (["--score-threshold", "0.5"], "--score-threshold has no effect: the model is of kind semantic"),
     ],

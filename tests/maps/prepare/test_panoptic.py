@@ -149,6 +149,19 @@ def assert_fails(raw, tmp_path, match):
     assert not (tmp_path / "out" / "metadata.bin").exists()
 
 
+def test_types_of_json(raw, tmp_path):
+    def as_text(content):
+        for annotation in content["annotations"]:
+            annotation["image_id"] = str(annotation["image_id"])
+            for segment in annotation["segments_info"]:
+                segment.update(id=str(segment["id"]), category_id=str(segment["category_id"]))
+                segment["iscrowd"] = segment.get("iscrowd") or None
+
+    change(raw, as_text)
+    prepare_coco(raw, tmp_path / "out")
+    assert segments(tmp_path / "out", "000000000001") == EXPECTED
+
+
 @pytest.mark.parametrize("ending", ["png", "ids"])
 def test_mask_of_another_size(raw, tmp_path, ending):
     folder = raw / "annotations" / "panoptic_val2017"
