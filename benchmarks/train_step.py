@@ -5,8 +5,9 @@
 
 plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled,
 a fixed number of samples. eager: fast without the compiler. graphed: eager with CUDA graphs (on the CPU: without).
-checkpointed: body and pyramid computed a second time instead of kept. Each side takes turns with plain; medians are
-printed. A side that fails does not stop the others; the exit code is then 1.
+checkpointed: body and pyramid computed a second time instead of kept. winograd, direct: fp32, channels last, on a CPU
+with and without Winograd's algorithm. Each side takes turns with plain; medians are printed, on a CPU of its seconds. A
+side that fails does not stop the others; the exit code is then 1.
 
 A step is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in
 page-locked memory, as a loader gives it; plain uploads it when the step begins, the others as the trainer does, on a
@@ -52,7 +53,9 @@ from seamseg.utils.distributed import World
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SIDES = {
-    "plain": ("precision=fp32", "channels_last=no"),
+    "plain": ("precision=fp32", "channels_last=no", "winograd=no"),
+    "direct": ("precision=fp32", "winograd=no"),
+    "winograd": ("precision=fp32", "winograd=yes"),
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
 }
 SIDES["eager"] = tuple(option for option in SIDES["fast"] if option != "compile=yes")
@@ -110,14 +113,18 @@ def ceiling(device: torch.device) -> float:
     """Measure the FLOP/s of a large matrix product."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    times = []
-    for _ in range(10):
-        wait(device)
-        start = time.perf_counter()
-        a @ b
-        wait(device)
-        times.append(time.perf_counter() - start)
+    times = [timed(lambda: a @ b, device) for _ in range(10)]
     return 2 * size**3 / statistics.median(times[3:])
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, on a CPU those of its threads: other programs do not change them much."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    wait(device)
+    start = clock()
+    call()
+    wait(device)
+    return clock() - start
 
 
 def wait(device: torch.device) -> None:
@@ -134,15 +141,6 @@ def reserved(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device)
 
 
-def measure(side: Side, device: torch.device) -> None:
-    """Measure one step."""
-    wait(device)
-    start = time.perf_counter()
-    side.step()
-    wait(device)
-    side.seconds.append(time.perf_counter() - start)
-
-
 def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
     """Warm up a side, measure it in turns with the plain one, and its memory."""
     counters.clear()
@@ -156,9 +154,8 @@ def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
     side.compiler["graph_breaks"] = sum(counters["graph_break"].values())
     plain.seconds = []
     for _ in range(rounds):
-        measure(plain, device)
-        if side is not plain:
-            measure(side, device)
+        for one in (plain,) if side is plain else (plain, side):
+            one.seconds.append(timed(one.step, device))
     side.peak = graphs + peak_bytes(side.step, device.type)
 
 

@@ -40,6 +40,29 @@ SEAMSEG_INLINE void transform_output(const Lanes (&x)[6], Lanes (&y)[4]) {
   }
 }
 
+// The transpose of transform_output; reads four of x.
+SEAMSEG_INLINE void transform_gradient(const Lanes (&x)[6], Lanes (&y)[6]) {
+#pragma omp simd
+  for (int64_t l = 0; l < kLanes; ++l) {
+    const float even_a = x[0][l] + kA2 * x[2][l], odd_a = kA * (x[1][l] + kA2 * x[3][l]);
+    const float even_b = x[0][l] + kB2 * x[2][l], odd_b = kB * (x[1][l] + kB2 * x[3][l]);
+    y[0][l] = x[0][l];
+    y[1][l] = even_a + odd_a;
+    y[2][l] = even_a - odd_a;
+    y[3][l] = even_b + odd_b;
+    y[4][l] = even_b - odd_b;
+    y[5][l] = x[3][l];
+  }
+}
+
+SEAMSEG_INLINE void transform(bool gradient, const Lanes (&x)[6], Lanes (&y)[6]) {
+  if (gradient) {
+    transform_gradient(x, y);
+  } else {
+    transform_input(x, y);
+  }
+}
+
 // The pixels of a map, `channels` apart.
 struct Map {
   int64_t images, height, width, channels, dilation;
@@ -60,15 +83,17 @@ Place place_of(const Map& map, int64_t first, int64_t rows, int64_t tile) {
   return {image, 4 * d * (first + row) + phase_y, 4 * d * column + phase_x};
 }
 
-SEAMSEG_CLONES void input_tile(const float* x, const Map& map, const Place& place, float* out, int64_t plane) {
-  const int64_t d = map.dilation;
+// The inputs of a tile, 6x6 pixels, or `gradient`s of its outputs, 4x4.
+SEAMSEG_CLONES void input_tile(const float* x, const Map& map, const Place& place, bool gradient, float* out,
+                               int64_t plane) {
+  const int64_t d = map.dilation, side = gradient ? 4 : 6, border = gradient ? 0 : 1;
   for (int64_t c = 0; c < map.channels; c += kLanes) {
     Lanes half[6][6];
-    for (int64_t j = 0; j < 6; ++j) {
-      const int64_t column = place.x + (j - 1) * d;
+    for (int64_t j = 0; j < side; ++j) {
+      const int64_t column = place.x + (j - border) * d;
       Lanes loaded[6], made[6];
-      for (int64_t i = 0; i < 6; ++i) {
-        const int64_t row = place.y + (i - 1) * d;
+      for (int64_t i = 0; i < side; ++i) {
+        const int64_t row = place.y + (i - border) * d;
         if (row < 0 || row >= map.height || column < 0 || column >= map.width) {
           loaded[i].fill(0);
         } else {
@@ -77,12 +102,12 @@ SEAMSEG_CLONES void input_tile(const float* x, const Map& map, const Place& plac
           for (int64_t l = 0; l < kLanes; ++l) loaded[i][l] = from[l];
         }
       }
-      transform_input(loaded, made);
+      transform(gradient, loaded, made);
       for (int64_t i = 0; i < 6; ++i) half[i][j] = made[i];
     }
     for (int64_t i = 0; i < 6; ++i) {
       Lanes made[6];
-      transform_input(half[i], made);
+      transform(gradient, half[i], made);
       for (int64_t j = 0; j < 6; ++j) {
         float* to = out + (6 * i + j) * plane + c;
 #pragma omp simd
@@ -148,8 +173,8 @@ Map map_of(const Tensor& x, int64_t dilation, int64_t first, int64_t rows, const
   return map;
 }
 
-Tensor winograd_input(const Tensor& x, int64_t dilation, int64_t first, int64_t rows) {
-  const Map map = map_of(x, dilation, first, rows, "winograd_input");
+Tensor transform_tiles(const Tensor& x, int64_t dilation, int64_t first, int64_t rows, bool gradient, const char* op) {
+  const Map map = map_of(x, dilation, first, rows, op);
   const int64_t tiles = map.images * dilation * rows * dilation * map.columns();
   Tensor y = torch::stable::new_empty(x, {36, tiles, map.channels});
   const float* from = data<float>(x);
@@ -157,10 +182,18 @@ Tensor winograd_input(const Tensor& x, int64_t dilation, int64_t first, int64_t 
   torch::stable::parallel_for(0, tiles, 8, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
       const Place place = place_of(map, first, rows, tile);
-      input_tile(from, map, place, to + tile * map.channels, tiles * map.channels);
+      input_tile(from, map, place, gradient, to + tile * map.channels, tiles * map.channels);
     }
   });
   return y;
+}
+
+Tensor winograd_input(const Tensor& x, int64_t dilation, int64_t first, int64_t rows) {
+  return transform_tiles(x, dilation, first, rows, false, "winograd_input");
+}
+
+Tensor winograd_gradient(const Tensor& dy, int64_t dilation, int64_t first, int64_t rows) {
+  return transform_tiles(dy, dilation, first, rows, true, "winograd_gradient");
 }
 
 void winograd_output(const std::vector<Tensor>& products, const Tensor& bias, const std::optional<Tensor>& residual,
@@ -193,5 +226,6 @@ void winograd_output(const std::vector<Tensor>& products, const Tensor& bias, co
 
 STABLE_TORCH_LIBRARY_IMPL(seamseg, CPU, m) {
   m.impl("winograd_input", TORCH_BOX(&seamseg::winograd_input));
+  m.impl("winograd_gradient", TORCH_BOX(&seamseg::winograd_gradient));
   m.impl("winograd_output", TORCH_BOX(&seamseg::winograd_output));
 }

@@ -90,6 +90,10 @@ class General:
         "precision of training: fp32, bf16 or fp16 (mixed), or auto: bf16 where it is faster than fp32",
         choices=("fp32", "bf16", "fp16", "auto"),
     )
+    winograd: bool = our_key(
+        "on a CPU in fp32, run 3x3 convolutions of stride 1 by Winograd's algorithm, forward and backward: about half "
+        "their time, other rounding errors of the same size; not with compile"
+    )
     compile: bool = our_key("compile body, pyramid and semantic head with torch.compile; the first steps take minutes")
     cuda_graphs: bool = our_key(
         "on a GPU, record body, pyramid, RPN head and semantic head in training as CUDA graphs, forward and backward, "

@@ -30,6 +30,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_options import NetworkOptions
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.ops.winograd import use_winograd
 from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError
 
@@ -70,8 +71,11 @@ def custom_heads(config: Config) -> list[str]:
 
 
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
-    """Build the network of :func:`build_network` with its losses as one module."""
-    return TrainingModule(build_network(config, num_stuff, num_thing))
+    """Build the network of :func:`build_network` with its losses as one module, and with `[general] winograd`."""
+    net = build_network(config, num_stuff, num_thing)
+    if config.general.winograd:
+        use_winograd(net)
+    return TrainingModule(net)
 
 
 def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:

@@ -37,10 +37,10 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.network import Network, copied
-from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import (
     ABN,
+    CONVOLUTIONS,
     InPlaceABN,
     InPlaceABNSync,
     NormSequential,
@@ -164,7 +164,7 @@ def _channelwise(norm: object) -> ChannelwiseActivation | None:
 
 def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
     """Return whether :class:`FusedConv2d` computes a layer."""
-    if not is_plain(layer, nn.Conv2d, PointwiseConv):
+    if not is_plain(layer, *CONVOLUTIONS):
         return False
     # a computed weight, as of pruning, is no parameter
     return "weight" in layer._parameters and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

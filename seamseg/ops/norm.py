@@ -17,8 +17,12 @@ from seamseg.ops.abn_kernel_gradient import defer_scale_gradient
 from seamseg.ops.abn_projection import PointwiseConv, Projection, inplace_abn_projection
 from seamseg.ops.abn_upsampling import upsample_abn_rows
 from seamseg.ops.activation import activate, activate_, check_activation
+from seamseg.ops.winograd import TrainedWinogradConv2d
 
 Kind = TypeVar("Kind", bound=nn.Module)
+
+CONVOLUTIONS = (nn.Conv2d, PointwiseConv, TrainedWinogradConv2d)
+"""The classes of plain convolutions of two dimensions, see :func:`is_plain`."""
 
 
 class ABN(nn.Module):
@@ -272,7 +276,7 @@ def is_inplace(norm: object) -> TypeGuard[InPlaceABN]:
 
 def is_pointwise(layer: object, strided: bool = False) -> TypeGuard[nn.Conv2d]:
     """Return whether a layer is a plain 1x1 convolution without padding and groups; of stride 1, unless `strided`."""
-    if not is_plain(layer, nn.Conv2d, PointwiseConv):
+    if not is_plain(layer, *CONVOLUTIONS):
         return False
     plain = layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and layer.groups == 1
     return plain and (strided or layer.stride == (1, 1))
@@ -294,7 +298,7 @@ def _output_channels(layer: nn.Module) -> int | None:
         return None
     if is_plain(layer, nn.ConvTranspose2d):
         return 1 if layer.groups == 1 else None
-    return 0 if is_plain(layer, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, PointwiseConv) else None
+    return 0 if is_plain(layer, nn.Conv1d, nn.Conv3d, nn.Linear, *CONVOLUTIONS) else None
 
 
 def _run_with(layer: nn.Module, kernel: Tensor, x: Tensor) -> Tensor:

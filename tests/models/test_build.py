@@ -12,6 +12,7 @@ from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic_options import NetworkOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.ops.winograd import TrainedWinogradConv2d
 from seamseg.utils.errors import InputError
 
 NORMS = (InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity)
@@ -44,6 +45,15 @@ def test_normalization_modes_train(mode, body_norm, head_norm, activation):
     assert torch.isfinite(total)
     total.backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("winograd", ["yes", "no"])
+def test_winograd_in_training_only(winograd):
+    config = load_config("cityscapes_r50", overrides=[f"general.winograd={winograd}"])
+    with torch.device("meta"):
+        nets = build_network(config, 11, 8), build_training_module(config, 11, 8).net
+    found = [sum(isinstance(layer, TrainedWinogradConv2d) for layer in net.modules()) for net in nets]
+    assert found == [0, 30 if winograd == "yes" else 0]
 
 
 def test_wrong_groups_and_classes():

@@ -9,7 +9,14 @@ from torch.testing import assert_close
 from seamseg.ops import winograd
 from seamseg.ops.fused import FusedConv2d
 from seamseg.ops.reference import winograd as plain
-from seamseg.ops.winograd import WinogradConv2d, is_suitable, winograd_input, winograd_output
+from seamseg.ops.winograd import (
+    WinogradConv2d,
+    is_suitable,
+    use_winograd,
+    winograd_gradient,
+    winograd_input,
+    winograd_output,
+)
 
 
 def layer_and_exact(x, residual, dilation=1, outputs=80, activation="leaky_relu"):
@@ -68,6 +75,8 @@ def test_kernels_equal_plain_torch(dilation):
     for first in range(2):
         tiles = winograd_input(x, dilation, first, 1)
         assert_close(tiles, plain.winograd_input(x, dilation, first, 1), rtol=1e-4, atol=1e-4)
+        gradients = winograd_gradient(x, dilation, first, 1)
+        assert_close(gradients, plain.winograd_gradient(x, dilation, first, 1), rtol=1e-4, atol=1e-4)
         products = list(tiles.unbind())
         outs = [torch.zeros_like(x) for _ in range(2)]
         winograd_output(products, bias, residual, 0.1, outs[0], dilation, first, 1)
@@ -115,3 +124,75 @@ def test_bits_of_a_region_do_not_depend_on_the_number_of_regions(channels):
                 assert torch.equal(layer(x[:count]), every[:count])
             else:  # the products of an older library round by their number of rows where there is no AVX-512
                 assert_close(layer(x[:count]), every[:count], rtol=0, atol=2e-5)
+
+
+def trained(inputs=64, outputs=80, dilation=1, bias=False):
+    """A convolution in training, and the same by the direct sum in float64."""
+    conv = nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation, bias=bias))
+    exact = nn.Conv2d(inputs, outputs, 3, padding=dilation, dilation=dilation, bias=bias).double()
+    exact.load_state_dict(conv[0].state_dict())
+    use_winograd(conv)
+    return conv[0], exact
+
+
+def relative_error(found, exact):
+    return ((found - exact).abs().max() / exact.abs().max()).item()
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 22])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("dilation", "size"), [(1, (9, 17, 30)), (1, (30, 14, 14)), (2, (4, 40, 33)), (6, (2, 60, 49))]
+)
+def test_gradients_of_a_training(dilation, size, layout, chunk, monkeypatch):
+    monkeypatch.setattr(winograd, "_CHUNK", chunk)
+    torch.manual_seed(0)
+    conv, exact = trained(dilation=dilation)
+    x = torch.randn(size[0], 64, *size[1:]).to(memory_format=layout).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    y, expected = conv(x), exact(wide)
+    assert "_Convolution" in y.grad_fn.name()
+    dy = torch.randn(y.shape)
+    pairs = zip(
+        (y, *torch.autograd.grad(y, (x, conv.weight), dy)),
+        (expected, *torch.autograd.grad(expected, (wide, exact.weight), dy.double())),
+    )
+    for found, true in pairs:
+        assert found.shape == true.shape
+        assert relative_error(found, true) < 1e-5
+
+
+def test_only_gradients_that_are_asked_for(monkeypatch):
+    conv, _ = trained()
+    x = torch.randn(5, 64, 32, 32)
+    conv(x).sum().backward()
+    assert conv.weight.grad is not None
+    monkeypatch.setattr(winograd, "_kernel_gradient", None)  # it would fail
+    conv.weight.requires_grad_(False)
+    conv(x.requires_grad_()).sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+def test_a_second_derivative_is_an_error():
+    conv, _ = trained()
+    x = torch.randn(5, 64, 32, 32, requires_grad=True)
+    (dx,) = torch.autograd.grad(conv(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        dx.sum().backward()
+
+
+def test_the_direct_sum_in_training(monkeypatch):
+    conv, _ = trained()
+    x = torch.randn(5, 64, 32, 32)
+    few, half, wide = conv(x[:1]), x.bfloat16(), x.double()
+    assert "_Convolution" not in few.grad_fn.name()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert conv(x).dtype == torch.bfloat16
+    assert conv.bfloat16()(half).dtype == torch.bfloat16
+    assert conv.double()(wide).dtype == torch.float64
+    conv = conv.float()
+    assert "_Convolution" in conv(x).grad_fn.name()
+    monkeypatch.setattr(winograd, "_has_kernels", lambda: False)
+    assert "_Convolution" not in conv(x).grad_fn.name()
+    assert type(trained(bias=True)[0]) is nn.Conv2d
+    assert type(trained(inputs=48)[0]) is nn.Conv2d

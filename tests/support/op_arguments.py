@@ -297,8 +297,8 @@ def _fit_winograd(scene: Scene, v: _Values) -> None:
     last = tile_count(shape[1], dilation) - 1
     v["dilation"], v["first"] = dilation, scene.dice.randint(0, last)
     v["rows"] = scene.dice.randint(1, last - v["first"] + 1)
-    if "x" in v:
-        v["x"] = scene.normal(*shape, dtype=torch.float32)
+    if "out" not in v:
+        v["x" if "x" in v else "dy"] = scene.normal(*shape, dtype=torch.float32)
         return
     tiles = shape[0] * dilation**2 * v["rows"] * tile_count(shape[2], dilation)
     v["products"] = [scene.normal(tiles, shape[3], dtype=torch.float32) for _ in range(36)]
@@ -327,6 +327,7 @@ _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
     "upsample_argmax": _fit_upsample,
     "upsample_ohem_loss": _fit_upsample,
     "upsample_ohem_loss_backward": _fit_upsample_backward,
+    "winograd_gradient": _fit_winograd,
     "winograd_input": _fit_winograd,
     "winograd_output": _fit_winograd,
 }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.abn_recompute import checkpointed
-from seamseg.ops.norm import NormSequential, is_plain, run_layers
+from seamseg.ops.norm import CONVOLUTIONS, NormSequential, is_plain, run_layers
 from seamseg.ops.pooling import MaxPool2d
 
 
@@ -74,7 +74,7 @@ class PreActivationBlock(nn.Module):
         else:
             branch = self.convs(y)
         # a convolution does not need its output again
-        return branch.add_(shortcut) if is_plain(last, nn.Conv2d, PointwiseConv) else branch + shortcut
+        return branch.add_(shortcut) if is_plain(last, *CONVOLUTIONS) else branch + shortcut
 
 
 def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:

@@ -43,14 +43,26 @@ def tile_count(size: int, dilation: int) -> int:
 
 def winograd_input(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
     """See :func:`seamseg.ops.winograd.winograd_input`; arguments are not checked."""
-    d, columns = dilation, tile_count(x.shape[2], dilation)
+    return _transformed(x, transforms()[0], dilation, first, rows)
+
+
+def winograd_gradient(dy: Tensor, dilation: int, first: int, rows: int) -> Tensor:
+    """See :func:`seamseg.ops.winograd.winograd_gradient`; arguments are not checked."""
+    return _transformed(dy, transforms()[2].T, dilation, first, rows)
+
+
+def _transformed(x: Tensor, matrix: Tensor, dilation: int, first: int, rows: int) -> Tensor:
+    """Multiply the pixels of each tile, with those around it if the matrix has 36 columns and not 16."""
+    d, columns, side = dilation, tile_count(x.shape[2], dilation), math.isqrt(matrix.shape[1])
     # zeros behind the border are what the convolution pads with
-    below, right = (4 * d * (first + rows) + d - x.shape[1], 4 * d * columns + d - x.shape[2])
-    padded = functional.pad(x, (0, 0, d, right, d, max(below, 0)))[:, 4 * d * first : 4 * d * (first + rows) + 2 * d]
+    border = (side - 4) // 2 * d
+    below, right = (4 * d * (first + rows) + border - x.shape[1], 4 * d * columns + border - x.shape[2])
+    padded = functional.pad(x, (0, 0, border, right, border, max(below, 0)))
+    padded = padded[:, 4 * d * first : 4 * d * (first + rows) + 2 * border]
     n, height, width, channels = padded.shape
     phases = padded.reshape(n, height // d, d, width // d, d, channels)
-    tiles = phases.unfold(1, 6, 4).unfold(3, 6, 4).permute(6, 7, 0, 2, 1, 4, 3, 5)
-    transformed: Tensor = transforms()[0].to(x) @ tiles.reshape(36, -1)
+    tiles = phases.unfold(1, side, 4).unfold(3, side, 4).permute(6, 7, 0, 2, 1, 4, 3, 5)
+    transformed: Tensor = matrix.to(x) @ tiles.reshape(side**2, -1)
     return transformed.view(36, n * d * d * rows * columns, channels)
 
 
