@@ -24,11 +24,11 @@ from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
-_PACKAGES = ("numpy", "pillow", "pycocotools", "u-msgpack-python", "tqdm", "zlib-ng")
+_PACKAGES = ("numpy", "pillow", "pycocotools", "u-msgpack-python", "tqdm", "filelock", "zlib-ng")
 _TORCH = ("torch", "torchvision", "tensorboard")
 _OPTIONAL = (
     *("onnxruntime", "openvino", "safetensors", "huggingface_hub", "timm", "transformers", "starlette", "av"),
-    *("supervision", "cityscapesscripts", "inplace-abn"),
+    *("supervision", "cityscapesscripts"),
 )
 
 

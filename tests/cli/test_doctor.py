@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from importlib import metadata
 
 import pytest
@@ -23,6 +24,8 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert code == (1 if err else 0)
     reported = {line[:18].strip(): line[18:] for line in out.splitlines()}
     assert reported["torch"] == metadata.version("torch")
+    required = [name for name in metadata.requires("seamseg") or () if "extra" not in name]
+    assert {re.split("[<>=]", name)[0] for name in required} <= {*reported}
     assert "vistas_r50" in reported["experiments"]
     assert reported["launcher"].startswith("rank 1 of 4")
     assert reported["kernels, maps"] == "loaded"
