@@ -8,7 +8,6 @@ step, and DistributedDataParallel must come later than the first batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -31,6 +30,9 @@ _WITHOUT = "[general] cuda_graphs: the network runs without CUDA graphs"
 class Recorder(Protocol):
     """Records functions without arguments, which must not wait for the device."""
 
+    latest: object
+    """What was computed last in the memory that all share."""
+
     def warm_up(self, function: Callable[[], object]) -> None:
         """Call a function as it will be recorded."""
 
@@ -44,6 +46,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         # memory is shared on one stream only
         self._stream = torch.cuda.Stream(device)
+        self.latest: object = None
         # a pool that no graph uses any more may be freed
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
@@ -112,7 +115,7 @@ class GraphPair:
         self._template = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         self.differentiable = [y.requires_grad for y in self._tensors()]
         self._gradients = _Recorded(*recorder.record(self._backward))
-        self._counter, self._current = count(), -1
+        self._recorder = recorder
 
     def _tensors(self) -> list[Tensor]:
         return [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
@@ -148,18 +151,18 @@ class GraphPair:
         leaves = [next(found) if leaf is Tensor else leaf for leaf in self._template]
         return _pytree.tree_unflatten(leaves, self._spec)
 
-    def forward(self, x: Tensor) -> tuple[int, list[Tensor]]:
-        """Return a number for :meth:`backward` and the outputs."""
+    def forward(self, x: Tensor) -> tuple[object, list[Tensor]]:
+        """Return a token for :meth:`backward` and the outputs."""
         self._input.copy_(x, non_blocking=True)
         self._outputs.replay()
-        self._current = next(self._counter)
-        return self._current, self._outputs.tensors
+        self._recorder.latest = token = object()
+        return token, self._outputs.tensors
 
-    def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def backward(self, token: object, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients of the parameters for those of the outputs; RuntimeError after another forward pass."""
-        if number != self._current:
+        if token is not self._recorder.latest:
             raise RuntimeError("cuda_graphs: the backward pass of a batch must come before the next forward pass, once")
-        self._current = -1
+        self._recorder.latest = None
         torch._foreach_copy_(self._dy, list(gradients))
         self._gradients.replay()
         # a copy in one call, as the next batch overwrites them
@@ -170,7 +173,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pair: GraphPair, x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.pair = pair
-        ctx.number, outputs = pair.forward(x)
+        ctx.token, outputs = pair.forward(x)
         results = tuple(y.detach() for y in outputs)
         ctx.mark_non_differentiable(*(y for y, has_gradient in zip(results, pair.differentiable) if not has_gradient))
         return results
@@ -179,7 +182,7 @@ class _Replay(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [dy for dy, has_gradient in zip(gradients, ctx.pair.differentiable) if has_gradient]
-        return None, None, *ctx.pair.backward(ctx.number, wanted)
+        return None, None, *ctx.pair.backward(ctx.token, wanted)
 
 
 class TrainingGraphs(CudaGraphCache):

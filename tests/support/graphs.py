@@ -18,6 +18,7 @@ class CopyingRecorder:
 
     def __init__(self) -> None:
         self.records = self.replays = 0
+        self.latest: object = None
         self._places: list[Tensor] = []
 
     def warm_up(self, function: Callable[[], object]) -> None:

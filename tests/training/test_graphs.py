@@ -129,12 +129,16 @@ def test_what_a_callback_changes_is_recorded_again():
     assert_equal(wanted.state_dict(), before)
 
 
-def test_gradients_are_those_of_the_last_batch_only():
+@pytest.mark.parametrize("size", SIZES[:2])
+def test_gradients_are_those_of_the_last_batch_only(size):
+    """Also if the batch after it is of another size."""
     net = narrow_module().train().net
     graphs = TrainingGraphs(net, CopyingRecorder(), pytest.fail)
-    x = torch.randn(1, 3, *SIZES[0])
-    graphs(x)
-    first, last = (graphs(x).obj_logits.sum() for _ in range(2))
+    batches = [torch.randn(1, 3, *sides) for sides in (SIZES[0], size)]
+    for x in batches:
+        graphs(x)
+        graphs(x)
+    first, last = (graphs(x).obj_logits.sum() for x in batches)
     with pytest.raises(RuntimeError, match="must come before the next forward pass"):
         first.backward()
     last.backward(retain_graph=True)
