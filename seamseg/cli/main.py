@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debug:
                 echo(traceback.format_exc(), file=sys.stderr)
-            error = _missing_package(error) or _full_disk(error) or error
+            error = _missing_package(error) or _full_disk(error) or _long_name(error) or error
             if not (isinstance(error, SeamsegError) and error.reported):
                 _print_error(f"{_name(argv)}: {_one_line(error)}")
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
@@ -94,7 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Replace the streams that the caller has closed, and let stdout escape what its encoding lacks."""
+    """Open the standard streams that the caller has closed, and let stdout escape what its encoding lacks."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest free number: the next file that is opened would get it, with all that is printed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -142,6 +148,11 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    try:
+        os.getcwd()
+    except OSError as error:
+        # libraries of torch end the process in it
+        raise InputError(f"the current folder: {error.strerror or error}; change to another one") from error
     from seamseg.utils.image_memory import budget
     from seamseg.utils.progress import set_quiet
 
@@ -292,6 +303,14 @@ def _one_line(error: Exception) -> str:
         if found is not None:
             return found
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
+
+
+def _long_name(error: Exception) -> InputError | None:
+    """Return the error for a name that no file can have, which `pathlib` raises wherever it is looked up."""
+    cause = error.__cause__ if isinstance(error, SeamsegError) else error
+    if not isinstance(cause, OSError) or cause.errno != errno.ENAMETOOLONG:
+        return None
+    return InputError(str(error) if isinstance(error, SeamsegError) else f"{cause.filename}: {cause.strerror}")
 
 
 def _missing_package(error: Exception) -> InputError | None:

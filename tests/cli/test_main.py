@@ -249,6 +249,8 @@ def test_signals_leave_no_file(words: str, number: str, code: int, tmp_path: Pat
     [
         # as by `| head`
         ('set -o pipefail; "$@" | true', "print('x')", (1, "", "", "whole")),
+        # what is printed must not go to the file, which would get the number of the closed stream
+        ('"$@" <&- >&- 2>&-', "print('x')\nos.system('echo x')", (0, "", "", "whole")),
         (
             '"$@" >/dev/full',
             "print('x')",
@@ -258,6 +260,11 @@ def test_signals_leave_no_file(words: str, number: str, code: int, tmp_path: Pat
                 "seamseg fake: standard output or another file: cannot be written: No space left on device\n",
                 "whole",
             ),
+        ),
+        (
+            'mkdir gone && cd gone && rmdir ../gone; "$@"',
+            "",
+            (2, "", "seamseg fake: the current folder: No such file or directory; change to another one\n", None),
         ),
         ('PYTHONIOENCODING=ascii "$@"', "print('PQ\u2020')", (0, "PQ\\u2020\n", "", "whole")),
     ],
