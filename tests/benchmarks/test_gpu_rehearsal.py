@@ -46,7 +46,7 @@ def rehearse(clone, *words, python=sys.executable):
 def put_in(path, place, code):
     """Put code in front of a line of a file."""
     text = path.read_text()
-    assert text.count(place) == 1
+    assert text.count(place) == 1, place
     path.write_text(text.replace(place, code + place))
 
 
@@ -78,7 +78,7 @@ def test_failures_leave_their_evidence(clone):
             "    _injected.impl('nms_fixed', _refused, 'CPU', allow_override=True)\n"
         )
     error = "    if net.body.checkpoint:\n        raise RuntimeError('inductor: CppCompileError')\n"
-    put_in(clone / "seamseg/training/ddp.py", "    net.compile_parts(backend)\n", error)
+    put_in(clone / "seamseg/training/run.py", "    net.compile_parts(backend)\n", error)
     killed = "    import os\n    print('half of it', flush=True)\n    os.kill(os.getpid(), 9)\n"
     put_in(clone / "benchmarks/fusion.py", "    report(cases(", killed)
     done, records, logs = rehearse(clone, "--steps", "ops,train_step_compiled,fusion")

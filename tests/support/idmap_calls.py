@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from seamseg.maps.idmaps import histogram, library, segments, upsampled
+from seamseg.maps.idmaps import library, segments, upsampled
 
 
 def _with_sizes(function: Callable[..., Any], arrays: int) -> Callable[..., Any]:
@@ -12,7 +12,7 @@ def _with_sizes(function: Callable[..., Any], arrays: int) -> Callable[..., Any]
 
 
 assert library.functions is not None, f"no library: {library.state}"
-joint_histogram = histogram.joint_histogram
+joint_histogram = library.functions.joint_histogram
 joint_histogram_of_runs = library.functions.joint_histogram_of_runs
 best_masks = _with_sizes(upsampled.best_masks, 2)
 best_classes = _with_sizes(upsampled.best_classes, 1)

@@ -1,11 +1,12 @@
 """The C functions of `csrc/maps`, called through ctypes without the GIL.
 
-Arguments are checked here or by their callers, so that the functions never read outside of their arrays.
+All arguments are checked here, so that the functions never read outside of their arrays.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,13 +86,18 @@ class Library:
     def _copy_and_free(
         self, take: str, result: int, *specs: tuple[tuple[int, ...], DTypeLike]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Copy a result to two arrays of these shapes and dtypes and free it."""
-        first, second = (np.empty(*spec) for spec in specs)
+        """Copy a result to two arrays of these shapes and dtypes and free it, even if the allocation fails."""
+        try:
+            first, second = (np.empty(*spec) for spec in specs)
+        except BaseException:
+            self._call(take, result, None, None)
+            raise
         self._call(take, result, first, second)
         return first, second
 
     def decode_id_runs(self, stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return first pixel and id of each run, both `K` int32; see :func:`.id_runs.decode_id_runs`."""
+        height, width = _as_int64("height", height), _as_int64("width", width)
         row_bytes = 3 * width + 1
         # first, because it refuses sizes for which the C library would allocate too much
         bands = row_bands(stream, height, row_bytes)
@@ -106,8 +112,10 @@ class Library:
 
     def joint_histogram(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sorted pairs, `K x 2` int64, and counts, `K` int64, of two integer arrays of the same shape."""
-        first, second = (np.asarray(x, x.dtype.newbyteorder("=")) for x in (a, b))
-        count, codes = _INT64(0), [x.dtype.itemsize * (-1 if x.dtype.kind == "i" else 1) for x in (first, second)]
+        if a.shape != b.shape:
+            raise ValueError("joint_histogram: a and b must have the same shape")
+        first, second = _native("a", a), _native("b", b)
+        count, codes = _INT64(0), [_dtype_code(x) for x in (first, second)]
         pairs = self._call("joint_histogram", first, codes[0], second, codes[1], first.size, ctypes.byref(count))
         return self._pairs(pairs, count.value)
 
@@ -121,7 +129,7 @@ class Library:
                 raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and of the same length")
             runs += [starts, ids, starts.size]
         count = _INT64(0)
-        pairs = self._call("joint_histogram_of_runs", *runs, total, ctypes.byref(count))
+        pairs = self._call("joint_histogram_of_runs", *runs, _as_int64("total", total), ctypes.byref(count))
         return self._pairs(pairs, count.value)
 
     def _pairs(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -228,9 +236,28 @@ class _Axis(ctypes.Structure):
         return cls(axis.first.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape)
 
 
+def _as_int64(name: str, value: int) -> int:
+    """Check the range of an integer, which ctypes would truncate."""
+    number = operator.index(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{name} must fit into 64 bits, got {number}")
+    return number
+
+
 def _contiguous(array: np.ndarray) -> np.ndarray:
     """Return an array contiguous and aligned; the same array if it is already."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.require(array, None, ("C", "A"))
+
+
+def _native(name: str, labels: np.ndarray) -> np.ndarray:
+    """Return integers in native byte order; the same array if they are already."""
+    if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
+        raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
+    return np.asarray(labels, labels.dtype.newbyteorder("="))
+
+
+def _dtype_code(labels: np.ndarray) -> int:
+    return -labels.dtype.itemsize if labels.dtype.kind == "i" else labels.dtype.itemsize
 
 
 def _load() -> tuple[Library | None, str]:

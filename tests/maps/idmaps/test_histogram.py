@@ -94,14 +94,27 @@ def test_negative_labels_and_views():
         check(x, y)  # the function in front of both refuses negative ones
 
 
+def test_without_the_library(monkeypatch):
+    a, b = np.random.default_rng(0).integers(0, 2**20, (2, 30, 40))
+    expected = joint_histogram(a, b)
+    monkeypatch.setattr("seamseg.maps.idmaps.library.functions", None)
+    for found, wanted in zip(joint_histogram(a, b), expected):
+        assert np.array_equal(found, wanted)
+        assert found.dtype == wanted.dtype
+    with pytest.raises(ValueError, match="must not be negative"):
+        joint_histogram(a - 2**20, b)
+
+
 def test_wrong_arguments():
     three = np.zeros(3, int)
-    for a, b, error, words in (
-        (three, np.zeros((1, 3), int), ValueError, r"the same shape, got \(3,\) and \(1, 3\)"),
-        (np.zeros(3), three, TypeError, "a must hold integers, got float64"),
-        (three, torch.zeros(3).bfloat16(), TypeError, r"b must hold integers, got torch\.bfloat16"),
-        (three - 1, three, ValueError, "must not be negative"),
-        (three + 2**40, three + 2**40, ValueError, "too large"),
+    for function, a, b, error, words in (
+        (joint_histogram, three, np.zeros((1, 3), int), ValueError, r"the same shape, got \(3,\) and \(1, 3\)"),
+        (joint_histogram, np.zeros(3), three, TypeError, "a must hold integers, got float64"),
+        (joint_histogram, three, torch.zeros(3).bfloat16(), TypeError, r"b must hold integers, got torch\.bfloat16"),
+        (joint_histogram, three - 1, three, ValueError, "must not be negative"),
+        (joint_histogram, three + 2**40, three + 2**40, ValueError, "too large"),
+        (functions.joint_histogram, three, np.zeros(5, int), ValueError, "the same shape"),
+        (functions.joint_histogram, three, np.zeros(3, complex), ValueError, "integers, got complex128"),
     ):
         with pytest.raises(error, match=words):
-            joint_histogram(a, b)
+            function(a, b)

@@ -102,14 +102,15 @@ def test_histogram_of_wrong_runs():
         joint_histogram_of_runs(a, b)
     compare = functions.joint_histogram_of_runs
     starts = np.array([0, 4, 2], np.int32)
-    for first, ids, words in (
-        (starts, starts, "rise"),
-        (starts[:0], starts[:0], "without runs"),
-        (starts[:1], starts, "of the same length"),
-        (starts, starts.astype(np.int64), "int32"),
+    for first, ids, total, words in (
+        (starts, starts, 6, "rise"),
+        (starts[:0], starts[:0], 6, "without runs"),
+        (starts[:1], starts, 6, "of the same length"),
+        (starts, starts.astype(np.int64), 6, "int32"),
+        (starts, starts, 2**70, "64 bits"),
     ):
         with pytest.raises(ValueError, match=words):
-            compare(first, ids, starts, starts, 6)
+            compare(first, ids, starts, starts, total)
 
 
 @pytest.mark.parametrize("run", [1, 3, 40])
