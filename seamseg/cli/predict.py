@@ -111,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
 
     summary = predict_files(options, *([] if args.quiet else [report]))
     if args.show and is_main_process():
-        from seamseg.predicting.folder import MANIFEST, read_lines
+        from seamseg.maps.predictions import MANIFEST
+        from seamseg.predicting.folder import read_lines
 
         out = Path(args.out)  # a video
         written = [] if out.is_file() else (line.get("outputs") for _, line in read_lines(out / MANIFEST))

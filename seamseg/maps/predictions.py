@@ -27,6 +27,8 @@ RESERVED_NAMES = frozenset(
 )
 """Names which no map may have: of formats, of views, of inputs and outputs of exported networks, of arrays in files."""
 
+MANIFEST = "predictions.jsonl"
+"""The file of an output folder of `predict` with the settings, then a line for each image."""
 _MOST_CHANNELS = 1024
 
 

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 
 from seamseg.maps.images import PHOTO_ENDINGS, image_files
+from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting.source import VIDEO_ENDINGS, Source, Video, is_video, require_decoder
 from seamseg.utils.errors import InputError, counted, harmless
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
@@ -23,7 +24,7 @@ from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
-_MADE = ("predictions.jsonl", "metadata.bin")
+_MADE = (MANIFEST, "metadata.bin")
 """Files of a folder that `predict`, `prepare` or `train` has written."""
 
 

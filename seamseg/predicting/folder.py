@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.maps.images import PHOTO_ENDINGS
+from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting.find import TAR_ENDINGS
 from seamseg.predicting.options import LABELS
 from seamseg.predicting.source import Source, Video
@@ -37,7 +38,6 @@ from seamseg.utils.files import (
 from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
 
 LOCK_NAME = ".predictions.lock"
-MANIFEST = "predictions.jsonl"
 _OF_PROCESSES = "predictions.rank"
 """Begin of the names of manifests of one process each, which release 0.1.0 leaves when it is interrupted."""
 _FORMAT = 1

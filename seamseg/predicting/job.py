@@ -16,9 +16,9 @@ from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
 from seamseg.inference.images import PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
-from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.predictions import MANIFEST, ArrayPrediction
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.folder import MANIFEST, Done, Line, ManifestWriter, OutputFolder, output_path
+from seamseg.predicting.folder import Done, Line, ManifestWriter, OutputFolder, output_path
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, first_ahead, header_pixels
 from seamseg.predicting.settings import PredictSettings

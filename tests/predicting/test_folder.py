@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.micro import narrow_body
 
+from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting import folder as folder_module
 from seamseg.predicting.find import find_sources
-from seamseg.predicting.folder import MANIFEST, ManifestWriter, OutputFolder, differences, header
+from seamseg.predicting.folder import ManifestWriter, OutputFolder, differences, header
 from seamseg.predicting.job import predict_all
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings

@@ -17,6 +17,7 @@ import numpy as np
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.maps.panoptic_map import VOID
+from seamseg.maps.predictions import MANIFEST
 from seamseg.maps.prepare.archives import ArchiveMember, File, SourceTree
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path
@@ -29,7 +30,7 @@ LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
 """Lossless formats of label images and masks."""
 COCO_JSON = "; one JSON file of all images, as of COCO, is for `seamseg prepare instances` or `panoptic`"
 """Hint for a JSON file in the place of labels."""
-_MADE = ("metadata.bin", ".prepare", "predictions.jsonl")
+_MADE = ("metadata.bin", ".prepare", MANIFEST)
 """Files of a folder that `prepare`, `train` or `predict` has written."""
 _FEW = 8
 """Files of one name that are compared one by one."""

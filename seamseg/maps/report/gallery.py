@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.maps.evaluation.record import SUMMARY
+from seamseg.maps.predictions import MANIFEST
 from seamseg.maps.report.build import ReportSummary, select_extremes, write_page
 from seamseg.maps.report.images import jpeg_text, reduced_shape
 from seamseg.utils.errors import InputError, printable
 from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
 from seamseg.utils.progress import ProgressCallback, no_progress
 
-MANIFEST = "predictions.jsonl"
 _COUNTED = ("segments", "detections", "classes")
 
 
@@ -88,6 +88,11 @@ def _read_manifest(path: Path) -> tuple[list[_Predicted], int]:
                 break  # written in part: the process was killed
             try:
                 line = parse_json(text)
+            except ValueError:
+                continue  # torn, or empty: a later run has gone on behind it
+            try:
+                if "seamseg_predictions" in line:
+                    continue  # the settings again, of a process of release 0.1.0
                 done[str(line["name"])] = _predicted(line) if line["status"] == "ok" else None
             except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
                 raise InputError(f"{path}, line {number}: not a line of `seamseg predict`: {error}") from None
