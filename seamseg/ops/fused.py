@@ -1,7 +1,7 @@
 """Convolutions and linear layers for inference: bias and activation in the same pass, weights packed once.
 
-On a CPU they call oneDNN through operators that PyTorch has for its compiler. Those are private: where they are
-missing, the public functions compute the same.
+On a CPU they call oneDNN through operators that PyTorch has for its compiler. Those are private: where they are missing
+or fail, the public functions compute the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.ops.activation import activate_, check_activation
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.output import warn
+
+_FAILED: set[str] = set()
+"""Operators that failed once; they are not called again."""
 
 
 class _Fused(nn.Module):
@@ -93,8 +98,11 @@ class FusedConv2d(_Fused):
         levels of the pyramid keeps a packed weight for each `level`: the layout of oneDNN depends on the size of the
         map, and a weight in another layout is copied at every call.
         """
-        if takes_onednn(x, self.weight):
-            return self._one_pass(x, residual, level)
+        # torch 2.11 cannot add to a map of one pixel
+        if _usable("convolution", x, self.weight) and (residual is None or residual.shape[2:].numel() > 1):
+            y = _attempt("convolution", lambda: self._one_pass(x, residual, level))
+            if y is not None:
+                return y
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if residual is not None:
             y = y.add_(residual)
@@ -125,8 +133,10 @@ class FusedLinear(_Fused):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `K x I` to `K x O`, a new tensor."""
-        if takes_onednn(x, self.weight):
-            return self._one_pass(x)
+        if _usable("linear", x, self.weight):
+            y = _attempt("linear", lambda: self._one_pass(x))
+            if y is not None:
+                return y
         return self._activate(functional.linear(x, self.weight, self.bias))
 
     def _one_pass(self, x: Tensor) -> Tensor:
@@ -200,18 +210,25 @@ def onednn_takes_bf16() -> bool:
         return False
 
 
-@cache
-def _has_operators() -> bool:
-    names = ("_convolution_pointwise", "_linear_pointwise", "_reorder_convolution_weight", "_reorder_linear_weight")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def takes_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a layer with this weight may call the operators of oneDNN on an input."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
+    if kind in _FAILED or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     if x.device.type != "cpu" or weight.device.type != "cpu" or x.numel() == 0 or x.dtype != weight.dtype:
         return False
-    if not torch.backends.mkldnn.enabled or not _has_operators():
+    if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return False
     return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
+
+
+def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
+    try:
+        return call()
+    except (AttributeError, RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
+        # a lack of memory, which may be over at the next call; or the death of a process, which a signal handler raises
+        # at any place
+        if lacks_memory(error) or "DataLoader worker" in str(error):
+            raise
+        _FAILED.add(kind)
+        reason = " ".join(str(error).split())[:120]
+        warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)
+        return None

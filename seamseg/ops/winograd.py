@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.ops._library import define, differentiable_once
-from seamseg.ops.fused import FusedConv2d, takes_onednn
+from seamseg.ops.fused import FusedConv2d, _attempt, _usable
 from seamseg.ops.reference import winograd as plain
 from seamseg.ops.reference.winograd import tile_count, transforms
 
@@ -89,8 +89,10 @@ class WinogradConv2d(FusedConv2d):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """Map `N x I x H x W` to `N x O x H x W`, see :class:`FusedConv2d`."""
-        if x.dtype == torch.float32 and takes_onednn(x, self.weight) and self._saves_time(x):
-            return self._winograd(x, residual)
+        if x.dtype == torch.float32 and _usable("Winograd", x, self.weight) and self._saves_time(x):
+            y = _attempt("Winograd", lambda: self._winograd(x, residual))
+            if y is not None:
+                return y
         return super().forward(x, residual, level)
 
     def _saves_time(self, x: Tensor) -> bool:

@@ -270,3 +270,4 @@ def test_a_cpu_without_enough_memory(tmp_path):
         f"seamseg export: {tmp_path / 'run' / 'large.onnx'}: not enough memory for this input: choose a smaller --size"
     )
     assert found["export"] == {"code": 1, "lines": [large]}
+    assert found["off"] == found["warnings"] == [], "fused operators stay on"

@@ -65,7 +65,7 @@ def same(found, wanted, part=1e-5):
 def test_same_outputs(kind, mode, monkeypatch):
     mode, _, plain = mode.partition(", ")
     if plain:
-        monkeypatch.setattr(fused, "_has_operators", lambda: False)
+        monkeypatch.setattr(fused, "_FAILED", {"convolution", "linear"})
     with tiny_body():
         net = network(kind=kind, mode=mode, overrides=(TINY_CHANNELS,))
     same(outputs(fold_abn(net)), outputs(net))
@@ -352,6 +352,34 @@ def test_a_folded_network_has_no_abn_and_can_be_copied_after_use_and_the_trained
     assert not own & {p.data_ptr() for p in folded.parameters()}
 
 
+def test_a_refusing_operator_is_said_once_and_replaced(monkeypatch):
+    monkeypatch.setattr(fused, "_FAILED", set())
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer = FusedConv2d(conv.weight, conv.bias, conv, "leaky_relu", 0.1)
+
+    def refuse(*_):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(FusedConv2d, "_one_pass", refuse)
+    x = torch.randn(1, 3, 5, 5)
+    with torch.inference_mode():
+        wanted = nn.functional.leaky_relu(conv(x), 0.1)
+        with pytest.warns(UserWarning, match="no such thing"):
+            assert_close(layer(x), wanted)
+        assert_close(layer(x), wanted)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (5, 5)])
+def test_a_residual_of_few_pixels_is_added(size, monkeypatch):
+    monkeypatch.setattr(fused, "_FAILED", set())
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer = FusedConv2d(conv.weight, conv.bias, conv, "leaky_relu", 0.1)
+    x, residual = torch.randn(1, 3, *size), torch.randn(1, 4, *size)
+    with torch.inference_mode():
+        assert_close(layer(x, residual), nn.functional.leaky_relu(conv(x) + residual, 0.1))
+    assert not fused._FAILED
+
+
 def test_bf16_rounds_to_eight_bits():
     net = network()
     cpu = torch.device("cpu")
@@ -390,7 +418,7 @@ def test_auto_is_the_same_for_training_and_prediction(monkeypatch, bf16, amx, in
     # asked for, it is still served by oneDNN in one pass
     with torch.no_grad():
         x = torch.ones(2, 4, dtype=torch.bfloat16)
-        assert fused.takes_onednn(x, x)
+        assert fused._usable("linear", x, x)
 
 
 def test_auto_is_about_the_gpu_that_is_used(monkeypatch):

@@ -11,6 +11,7 @@ import io
 import json
 import resource
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 import seamseg
 from seamseg.data.input_size import InputSize
+from seamseg.ops import fused
 from support.classes import write_classifier
 from support.micro import narrow_body
 from support.shared_models import write_run
@@ -115,13 +117,15 @@ def export(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run all; print the results as JSON."""
+    """Run all; print the results, the fused operators that were switched off, and the warnings, as JSON."""
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    with narrow_body():
+    with narrow_body(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         write_run(folder / "run")
         found = {scenario.__name__: scenario(folder / "run") for scenario in (predict, ray, serve, export)}
-    print(json.dumps(found))
+    messages = [str(warning.message) for warning in caught if "fused" in str(warning.message)]
+    print(json.dumps(found | {"off": sorted(fused._FAILED), "warnings": messages}))
 
 
 if __name__ == "__main__":

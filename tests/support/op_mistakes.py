@@ -69,7 +69,7 @@ def _mistaken_tensor(dice: random.Random, x: Tensor, other: Tensor) -> Tensor:
             lambda: x[:0] if dice.random() < 0.5 else x.narrow(dim, 0, 0),
             lambda: torch.cat((x, x), dim),
             lambda: x.repeat_interleave(2, dim)[(slice(None),) * dim + (slice(None, None, 2),)],
-            lambda: x.flip(dim),
+            lambda: torch.cat(x.split(1, dim)[::-1], dim),  # a flip, which torch 2.11 lacks for unsigned integers
             lambda: x.transpose(dim, dice.randrange(x.dim())),
             lambda: x.narrow(dim, 0, 1).expand_as(x) if x.shape[dim] else x,
             lambda: x.transpose(dim, -1).contiguous().transpose(dim, -1),
