@@ -88,5 +88,8 @@ def _with_wild_values(dice: random.Random, x: Tensor) -> Tensor:
         else:
             wild = (limits.max, limits.min, limits.max - 1, *WILD_INTS)
             value = dice.choice([v for v in wild if limits.min <= v <= limits.max])
-        x.view(-1)[dice.randrange(x.numel())] = value
+        flat, place = x.view(-1), dice.randrange(x.numel())
+        if x.dtype == torch.uint64:  # torch 2.11 takes no values from 2**63 on
+            flat, value = flat.view(torch.int64), value - (value >> 63 << 64)
+        flat[place] = value
     return x
