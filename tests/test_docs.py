@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from seamseg.cli.main import build_parser
-from seamseg.config.experiments import packaged, packaged_classifier
+from seamseg.config.experiments import packaged
 from seamseg.config.loader import check_overrides
+from seamseg.contrib.classification.config import packaged_classifier
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -11,15 +11,12 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 """Folders of the configurations of an installed package, and of a clone."""
 
-CLASSIFIERS = "imagenet/*.json"
-"""Pattern of the configurations of classifiers."""
-
 CLASS_TABLES = "classes/*.ini"
 """Pattern of the tables of classes, see :mod:`seamseg.checkpoints.class_table`."""
 
 
 def experiments(pattern: str = "*.ini") -> dict[str, Path]:
-    """Return the file of each packaged experiment by name; with :data:`CLASSIFIERS`, those of classifiers etc."""
+    """Return the packaged experiments by name, or the files of another pattern, such as :data:`CLASS_TABLES`."""
     for folder in _FOLDERS:
         found = {path.stem: path for path in sorted(folder.glob(pattern))}
         if found:
@@ -30,11 +27,6 @@ def experiments(pattern: str = "*.ini") -> dict[str, Path]:
 def packaged(name: str) -> Path | None:
     """Return the file of a packaged experiment (`vistas_r50` or `vistas_r50.ini`), None for an unknown name."""
     return experiments().get(name.removesuffix(".ini"))
-
-
-def packaged_classifier(name: str) -> Path | None:
-    """Return the configuration of a packaged classifier (`resnext101_ipabn_lr_512`), None for an unknown name."""
-    return experiments(CLASSIFIERS).get(name.removesuffix(".json"))
 
 
 def find_experiment(name: str) -> Path:

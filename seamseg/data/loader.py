@@ -12,8 +12,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, failed_workers, recording_context, starting_workers, worker_failure
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler, shard
+from seamseg.data.workers import (
+    WorkerSeed,
+    begin_worker,
+    failed_workers,
+    recording_context,
+    starting_workers,
+    worker_failure,
+)
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -120,6 +127,13 @@ def train_loader(
         # otherwise each pass draws from the global RNG, and a resumed run differs from an uninterrupted one
         generator=torch.Generator().manual_seed(options.seed),
     )
+
+
+def shard_loader(dataset: Dataset[Any], num_workers: int, world: World, **options: Any) -> BatchLoader:
+    """Return the loader of the samples that this process alone reads, in order; `options` are those of a DataLoader."""
+    sampler = shard(len(dataset), world.size, world.rank)  # type: ignore[arg-type]
+    workers = min(num_workers, available_cores(), len(sampler))
+    return BatchLoader(dataset, sampler=sampler, num_workers=workers, worker_init_fn=begin_worker, **options)
 
 
 def index_sampler(loader: BatchLoader) -> DistributedARBatchSampler:

@@ -18,12 +18,10 @@ from seamseg.config import KINDS, Config
 from seamseg.config.components import at_fault
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize, reference_size
-from seamseg.data.loader import BatchLoader
+from seamseg.data.loader import shard_loader
 from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
-from seamseg.data.samplers import shard
 from seamseg.data.transforms import Normalise
-from seamseg.data.workers import begin_worker
 from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
@@ -47,7 +45,7 @@ from seamseg.models.network import Network
 from seamseg.utils.distributed import World, gather_objects
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
 from seamseg.utils.output import echo
-from seamseg.utils.parallel import available_cores, threaded_map
+from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.items import (
@@ -226,17 +224,10 @@ class Validator:
 
     def _readable(self, desc: str, failed: list[SeamsegError] | None) -> Iterator[ValidationItem]:
         """Yield the images of this process; add those that cannot be read to `failed`, or raise for None."""
-        sampler = shard(len(self.dataset), self.world.size, self.world.rank)
-        loader = BatchLoader(
-            ItemsOrErrors(self.dataset),
-            batch_size=None,
-            sampler=sampler,
-            collate_fn=unchanged,
-            num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
-            worker_init_fn=begin_worker,
-        )
+        workers, items = self.config.dataloader.num_workers, ItemsOrErrors(self.dataset)
+        loader = shard_loader(items, workers, self.world, batch_size=None, collate_fn=unchanged)
         shown = self.world.is_main and not self.quiet
-        for item in progress(loader, len(sampler), desc) if shown else loader:
+        for item in progress(loader, len(loader), desc) if shown else loader:
             if not isinstance(item, SeamsegError):
                 yield item
             elif failed is None:

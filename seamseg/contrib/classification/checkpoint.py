@@ -21,8 +21,7 @@ from seamseg.checkpoints.imagenet import check_network, refuse_old_release, with
 from seamseg.checkpoints.model_path import local_model, weights_at
 from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
-from seamseg.config.experiments import packaged_classifier
-from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config, packaged_classifier
 from seamseg.contrib.classification.network import Classifier, build_classifier
 from seamseg.models.network import BatchOptions
 from seamseg.training.checkpointing.run_folder import RunFolder

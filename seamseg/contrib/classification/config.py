@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from seamseg.config.experiments import CLASSIFIERS, near_files, packaged_classifier
+from seamseg.config.experiments import experiments, near_files
 from seamseg.config.sections import key
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.utils.errors import InputError, did_you_mean
@@ -22,6 +22,8 @@ from seamseg.utils.files import read_text
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 from seamseg.utils.output import warn
 
+CLASSIFIERS = "imagenet/*.json"
+"""Pattern of the packaged configurations, see :func:`seamseg.config.experiments.experiments`."""
 BN_MODES = ("standard", "inplace", "sync")
 ACTIVATIONS = ("relu", "leaky_relu", "elu", "identity")
 INITIALISERS = ("xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "orthogonal")
@@ -176,6 +178,11 @@ def _keys(section: Any, prefix: str = "") -> Iterator[str]:
 
 KEYS = tuple(_keys(ClassifierConfig))
 """All keys, as `section.key`."""
+
+
+def packaged_classifier(name: str) -> Path | None:
+    """Return the configuration of a packaged classifier (`resnext101_ipabn_lr_512`), None for an unknown name."""
+    return experiments(CLASSIFIERS).get(name.removesuffix(".json"))
 
 
 def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> ClassifierConfig:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -15,40 +14,32 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.contrib.classification.config import ClassifierConfig
-from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
-from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, shard
-from seamseg.data.workers import begin_worker
+from seamseg.data.loader import BatchLoader, LoaderOptions, shard_loader, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import image_files, open_image
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, first_names
 from seamseg.utils.files import is_hidden
-from seamseg.utils.parallel import available_cores
 
 TRAIN, VAL = "train", "val"
 
 
-@dataclass(frozen=True)
-class ImageBatch:
-    """Images `N x 3 x H x W` float32, normalised, or `N x crops x 3 x H x W`; classes `N` int64; file names."""
+class ImageBatch(NamedTuple):
+    """Images `N x 3 x H x W` float32, normalised, or `N x crops x 3 x H x W`; classes `N` int64; file names.
+
+    None is `unreadable`: an image that cannot be read is an error.
+    """
 
     images: Tensor
     labels: Tensor
     ids: list[str]
-
-    @property
-    def unreadable(self) -> tuple[()]:
-        """None: an image that cannot be read is an error."""
-        return ()
+    unreadable: tuple[()] = ()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
         """Copy the tensors to a device."""
         images, labels = (t.to(device, non_blocking=non_blocking) for t in self.tensors())
-        return replace(self, images=images, labels=labels)
-
-    def pin_memory(self) -> ImageBatch:
-        """Copy the tensors to page-locked memory; DataLoader calls this."""
-        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
+        return self._replace(images=images, labels=labels)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the images and the labels."""
@@ -78,7 +69,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         found = [image_files(folder / name) for name in self.classes]
         if empty := [name for name, files in zip(self.classes, found) if not files]:
             among = f"{len(empty)} of {len(self.classes)} class folders"
-            raise InputError(f"{folder}: {among} hold no images: {_first_three(empty)}")
+            raise InputError(f"{folder}: {among} hold no images: {first_names(empty, 3)}")
         self.folder = folder
         self.samples = [(str(file), number) for number, files in enumerate(found) for file in files]
         self.transform = transform
@@ -118,7 +109,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
     def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:
         """Raise InputError unless the network and another split have these classes."""
         if others is not None and self.classes != list(others):
-            differing = _first_three(sorted(set(self.classes) ^ set(others)))
+            differing = first_names(sorted(set(self.classes) ^ set(others)), 3)
             raise InputError(f"{self.folder.parent}: {TRAIN} and {VAL} have other class folders: {differing}")
         if len(self.classes) != config.network.classes:
             raise InputError(
@@ -139,10 +130,6 @@ def class_names(root: str | Path, split: str) -> list[str]:
     if not names:
         raise InputError(f"{folder}: has no class folders; put the images of each class into a folder")
     return names
-
-
-def _first_three(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 @contextmanager
@@ -176,15 +163,9 @@ def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: Wo
     return train_loader(dataset, sampler, LoaderOptions.of(training, training.seed, world), collate_images)
 
 
-def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:
+def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> BatchLoader:
     """Return the loader of the images that this process alone reads."""
-    sampler = shard(len(dataset), world.size, world.rank)
-    return BatchLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=sampler,
-        collate_fn=collate_images,
-        num_workers=min(num_workers, available_cores(), len(sampler)),
-        pin_memory=world.device.type == "cuda",
-        worker_init_fn=begin_worker,
+    pinned = world.device.type == "cuda"
+    return shard_loader(
+        dataset, num_workers, world, batch_size=batch_size, collate_fn=collate_images, pin_memory=pinned
     )
