@@ -25,22 +25,17 @@ from seamseg.config.loader import config_from_string
 from seamseg.maps.evaluation.coco_ap import instances_of_map
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.matching import match_segments
-from seamseg.maps.evaluation.record import Evaluation, ImageRecord, SegmentRecord
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats import label_studio
-from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
 from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.maps.formats.cvat import parse_labelmap
-from seamseg.maps.formats.exported import ExportedMetadata
-from seamseg.maps.formats.id_png import check_png, read_id_png
+from seamseg.maps.formats.id_png import check_png
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata
 from seamseg.maps.idmaps.histogram import joint_histogram
-from seamseg.maps.metrics_file import read_metrics
 from seamseg.maps.panoptic_map import ClassInfo, PanopticResult, Segment, SegmentInfo
 from seamseg.maps.prepare import annotation_tools, coco_instances, label_folders, panoptic
-from seamseg.maps.prepare.account import read_accounts
 from seamseg.maps.prepare.archives import SourceTree
 from seamseg.maps.prepare.cityscapes import find_frames
 from seamseg.maps.prepare.class_file import parse_class_list
@@ -275,22 +270,10 @@ def png(width: int, chunk: int) -> Callable[[int, Path], Callable[[], object]]:
     return prepare
 
 
-def id_png(n: int, folder: Path) -> Callable[[], object]:
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (n, 64, 3), np.uint8)).save(folder / "ids.png")
-    return lambda: read_id_png(folder / "ids.png")
-
-
 def metadata(n: int, folder: Path) -> Callable[[], object]:
     images = [ImageInfo(f"{k}", [255, 0, 1], (4, 4), [0, 0, 0]) for k in range(n)]
     data = pack_metadata(Metadata(**{**vars(CLASSES), "images": images}))
     return lambda: parse_metadata(data)
-
-
-def account(n: int, folder: Path) -> Callable[[], object]:
-    frames = {str(k): {"stamp": "0", "skipped": [["why", "item"]], "void": 0} for k in range(n)}
-    split = {"images": n, "segments": n, "objects": n, "skipped": {}, "frames": frames, "void": 0}
-    (folder / "prepared.json").write_text(json.dumps({"splits": {"train": split}}))
-    return lambda: read_accounts(folder)
 
 
 def manifest(n: int, folder: Path) -> Callable[[], object]:
@@ -299,22 +282,6 @@ def manifest(n: int, folder: Path) -> Callable[[], object]:
     lines = [head, *({**line, "name": str(k)} for k in range(n))]
     (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return lambda: OutputFolder(folder, [], head).begin([])
-
-
-def metrics(n: int, folder: Path) -> Callable[[], object]:
-    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "epoch": 0, "loss": 1.0}\n' * n)
-    return lambda: read_metrics(folder)
-
-
-def image_records(n: int, folder: Path) -> Callable[[], object]:
-    segment = SegmentRecord(1, 0, 4, "matched", 1, 0.9)
-    image = ImageRecord(0, None, 4, 4, "a.png", "a.png", 1.0, 1.0, 1.0, 1.0, [segment] * 3, [segment] * 3)
-    (folder / "images.jsonl").write_text(
-        "".join(json.dumps({**image.to_json(), "image_id": k}) + "\n" for k in range(n))
-    )
-    evaluation = object.__new__(Evaluation)
-    object.__setattr__(evaluation, "folder", folder)
-    return lambda: list(evaluation.images())
 
 
 def frames_of_one_name(folders: Callable[[int], tuple[str, str]]) -> Callable[[int, Path], Callable[[], object]]:
@@ -371,11 +338,6 @@ def zip_file(n: int, folder: Path) -> Callable[[], object]:
     return lambda: SourceTree(folder / "a.zip")
 
 
-def instance_list(n: int, folder: Path) -> Callable[[], object]:
-    (folder / "a.txt").write_text("".join(f"masks/{k}.png 26 0.5\n" for k in range(n)))
-    return lambda: read_instance_list(folder / "a.txt", folder)
-
-
 def image_list(name: Callable[[int], str]) -> Callable[[int, Path], Callable[[], object]]:
     def prepare(n: int, folder: Path) -> Callable[[], object]:
         (folder / "list.txt").write_text("".join(f"{name(k)}\n" for k in range(n)))
@@ -396,12 +358,6 @@ def rules(n: int, folder: Path) -> Callable[[], object]:
     data = object.__new__(DatasetFolder)
     data.root, data.metadata = folder, CLASSES
     return lambda: merged_classes([data], read_rules(folder / "rules.json"))
-
-
-def exported(n: int, folder: Path) -> Callable[[], object]:
-    meta = {"categories": [f"class {k}" for k in range(n)], "palette": []}
-    text = json.dumps({"format": 1, "kind": "classification", "config": "{}", "metadata": meta, "size": [64, 64]})
-    return lambda: ExportedMetadata.from_json(text, "a.onnx")
 
 
 class Case(NamedTuple):
@@ -463,12 +419,8 @@ SLOW = {
     "duplicate images": Case(duplicate_images, 1 << 10, 1 << 18),
     "PNG of much content": Case(png(4096, 1 << 30), 1 << 10, 1 << 15),
     "PNG of many chunks": Case(png(63, 16), 1 << 8, 1 << 15),
-    "id PNG": Case(id_png, 1 << 10, 1 << 17),
     "metadata.bin": Case(metadata, 1 << 8, 1 << 18),
-    "account": Case(account, 1 << 10, 1 << 18),
     "manifest": Case(manifest, 1 << 9, 1 << 17),
-    "metrics": Case(metrics, 1 << 10, 1 << 18),
-    "records of images": Case(image_records, 1 << 8, 1 << 16),
     "ids of a report": Case(
         text(lambda n: (np.arange(n).reshape(1, -1), [(k, 1) for k in range(n)]), lambda a: look_up(*a, np.int32)),
         1 << 14,
@@ -483,11 +435,9 @@ SLOW = {
     "tar: a long header": Case(tar(lambda n: [_member("a.png", comment="1" * 60_000) for k in range(n)]), 4, 1 << 8),
     "tar: headers for all files": Case(global_headers, 1 << 2, 1 << 11),
     "zip": Case(zip_file, 1 << 9, 1 << 16),
-    "list of instances": Case(instance_list, 1 << 9, 1 << 20),
     "list of images": Case(image_list(lambda k: f"{k}/a.jpg"), 1 << 8, 1 << 18),
     "list of images: cases": Case(image_list(_cases), 1 << 8, 1 << 18),
     "class mapping": Case(rules, 1 << 10, 1 << 15),
-    "exported network": Case(exported, 1 << 11, 1 << 17),
     "many similar names": Case(
         text(lambda n: [f"c{k}" for k in range(n)], lambda known: did_you_mean("class", known)), 1 << 8, 1 << 18
     ),

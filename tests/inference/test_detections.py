@@ -14,8 +14,6 @@ from pycocotools.cocoeval import COCOeval
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detection, Detections, choose_detections
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.idmaps.resize import resize_nearest
-from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError
 
@@ -82,20 +80,6 @@ def test_supervision(result):
     assert found.data["class_name"].tolist() == result.names
     assert len(Detections.of(nothing(), SIZE, CLASSES).to_supervision()) == 0
     assert Detections.of(prediction(masks=False), SIZE, CLASSES).to_supervision().mask is None
-
-
-@pytest.mark.parametrize("size", [(40, 60), (133, 71), (1, 1)])
-def test_masks_at_any_size_are_those_at_the_size_of_the_network_resized(size):
-    result = Detections.of(prediction(), size, CLASSES)
-    assert result.masks.shape == (3, *size)
-    for d, own in zip(result, paste_detections(prediction(), (40, 60))):
-        (y, x), (height, width) = own.corner, own.crop.shape
-        small = np.zeros((40, 60), bool)
-        small[y : y + height, x : x + width] = own.crop
-        assert np.array_equal(d.mask, resize_nearest(small, size))
-        assert d.area == d.mask.sum()
-        assert d.box[2] <= size[0]
-        assert d.box[3] <= size[1]
 
 
 def test_only_some_classes_and_equality(result):

@@ -233,17 +233,6 @@ def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main):
     assert set(map(tuple, predictor.metadata.palette)) <= set(map(tuple, legend.tolist()))
 
 
-def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_main):
-    for out, words in (("a", ()), ("b", ("--batch-size", "3", "--workers", "2"))):
-        assert predict(seamseg_main, micro_run, micro / "img", tmp_path / out, "--format", "coco", *words) == 0
-    a, b = (json.loads((tmp_path / out / "panoptic.json").read_text()) for out in "ab")
-    assert a["images"] == b["images"]
-    assert len(a["images"]) == 7
-    for name in written(tmp_path / "a" / "panoptic"):
-        x, y = (read_id_png(tmp_path / out / "panoptic" / name) for out in "ab")
-        assert (x != y).mean() < 0.01
-
-
 @pytest.mark.parametrize(
     ("on_gpu", "words", "largest"), [(True, (), 4), (True, ("--batch-size", "2"), 2), (False, (), 1)]
 )

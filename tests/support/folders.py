@@ -1,4 +1,4 @@
-"""Small dataset folders."""
+"""Small dataset folders, their classes and segments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
-from support.tiny_dataset import classes
+
+
+def classes() -> Metadata:
+    return Metadata(2, 1, ["road", "sky", "car"], [(128, 64, 128), (70, 130, 180), (0, 0, 142)], [7, 23, 26], [])
+
+
+def segment_masks(root: Path) -> dict[str, set[tuple[str, int, bytes]]]:
+    """Return class, crowd flag and pixels of each segment in the base layer, by image."""
+    folder = DatasetFolder(root)
+    found = {}
+    for image in folder.metadata.images:
+        mask, names = folder.read_mask(image.id)[0], folder.metadata.categories
+        ids = np.unique(mask[mask > 0]).tolist()
+        found[image.id] = {(names[image.cat[i]], image.iscrowd[i], (mask == i).tobytes()) for i in ids}
+    return found
 
 
 def listed(root: Path) -> int:

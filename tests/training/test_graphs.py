@@ -1,17 +1,20 @@
 """`[general] cuda_graphs`: a step with recorded graphs, which need no GPU here, equals a step without, bit by bit."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from unittest import mock
 
 import pytest
 import torch
-from support.graphs import CopyingRecorder
 from support.host_reads import Launches
 from support.micro import train
 from support.networks import narrow_module, tiny_config, toy_batch
 from support.processes import launch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
@@ -21,6 +24,41 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, distributed
+
+
+class CopyingRecorder:
+    """A recorder on the CPU: the tensors at fixed places are overwritten by each replay, whose operators no mode sees.
+
+    As the graphs share their memory, a replay of the first of two functions, the forward pass, spoils all other places.
+    `records` counts the recorded functions, `replays` the replays.
+    """
+
+    def __init__(self) -> None:
+        self.records = self.replays = 0
+        self.latest: object = None
+        self._places: list[Tensor] = []
+
+    def warm_up(self, function: Callable[[], object]) -> None:
+        """Call a function."""
+        function()
+
+    def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        """Call a function, unlike a GPU, and return copies of its results, and what computes them again there."""
+        is_forward = self.records % 2 == 0
+        self.records += 1
+        places = [tensor.clone() for tensor in function()]
+        self._places += places
+
+        def replay() -> None:
+            self.replays += 1
+            with torch.no_grad(), _disable_current_modes():
+                for place in self._places if is_forward else []:
+                    place.fill_(torch.nan)
+                for place, tensor in zip(places, function(), strict=True):
+                    place.copy_(tensor)
+
+        return places, replay
+
 
 SIZES = ((64, 96), (96, 64), (80, 80))
 

@@ -71,14 +71,3 @@ def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> 
         validate(root, names[::-1])
     with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
         validate(root, [], broken=True)
-
-
-def test_the_form_of_the_scores() -> None:
-    scores = ClassifierScores(12.3456, 45.0, 1.5, 4.0, n_images=200)
-    assert scores.line() == " * Prec@1 12.346 Prec@5 45.000"
-    assert scores.table().splitlines() == ["200 images in 4.0 s, 50.0 images/s, loss 1.5000", scores.line()]
-    assert scores.selection.value == pytest.approx(0.123456)
-    assert scores.to_json() == {
-        "top1": 12.3456, "top5": 45.0, "loss": 1.5, "n_images": 200, "seconds": 4.0, "images_per_second": 50.0,
-    }  # fmt: skip
-    assert set(scores.scalars()) == {"val/loss", "val/top1", "val/top5"}

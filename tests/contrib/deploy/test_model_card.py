@@ -199,16 +199,6 @@ def test_wrong_scores(run: Path, tmp_path: Path, content: Any, expected: str) ->
     assert [*(tmp_path / "out").iterdir()] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "found"),
-    [("instance_seg", {"box": {"AP": 0.3}}, "box.AP"), ("semantic", {"PQ": 0.5, "mIoU": 0.6}, "PQ")],
-)
-def test_scores_of_another_kind(tmp_path: Path, kind: str, content: Any, found: str) -> None:
-    model, path = write_run(tmp_path / "run", kind), write_scores(tmp_path / "s.json", content)
-    with pytest.raises(InputError, match=rf"has {found}, no [\w.]+: not the scores of a network of kind {kind}"):
-        push(model, folder=tmp_path / "out", scores=path)
-
-
 def test_a_dry_run_overwrites_an_earlier_one_only(run: Path, tmp_path: Path) -> None:
     push(run, folder=tmp_path / "out", licence="mit")
     with pytest.raises(InputError, match="exists; use `force=True` to overwrite it"):

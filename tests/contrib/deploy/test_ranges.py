@@ -23,24 +23,6 @@ def test_histogram_of_growing_values():
         parts.add(np.float32([1, np.nan]))
 
 
-def test_range_drops_outliers():
-    histogram = Histogram()
-    histogram.add(np.random.default_rng(0).normal(size=1_000_000).astype(np.float32))
-    histogram.add(np.float32([40, -40]))
-    low, high = histogram.best_range()
-    assert 4 < high < 25
-    assert -25 < low < -4
-
-
-def test_range_before_a_leaky_relu_spends_few_steps_on_negative_values():
-    histogram = Histogram()
-    histogram.add(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
-    low, high = histogram.best_range(slope=0.01)
-    plain, _ = histogram.best_range()
-    assert plain < 2 * low < 0
-    assert high > 3
-
-
 def rounding_error(values, low, high, slope):
     """Mean square error of the activated values in 256 levels from low to high, one of which is 0."""
     step = (high - low) / 255

@@ -14,8 +14,7 @@ import pytest
 import torch
 from support import panoptic_official
 from support.panoptic_cases import CASES, CLASSES, infos, isthing, random_pair, segment
-from support.panoptic_files import write_pairs
-from support.panoptic_parity import hotcoco_scores, our_scores
+from support.panoptic_files import hotcoco_scores, our_scores, write_pairs
 
 from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator
 

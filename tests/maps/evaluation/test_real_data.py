@@ -16,8 +16,7 @@ import pytest
 from PIL import Image
 from support import cityscapes_official, panoptic_official
 from support.cityscapes_scenes import disturbed, labels_of, save, write_instances, write_panoptic
-from support.panoptic_files import Pair
-from support.panoptic_parity import hotcoco_scores, our_scores
+from support.panoptic_files import Pair, hotcoco_scores, our_scores
 
 from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes, find_frames
 from seamseg.maps.formats.id_png import read_id_png, write_id_png

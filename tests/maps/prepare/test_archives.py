@@ -187,9 +187,3 @@ def test_unsupported_compression(source, tmp_path):
     zip_of(source, tmp_path / "z" / "all.zip", zipfile.ZIP_BZIP2)
     with pytest.raises(InputError, match="encrypted or packed in an unusual way; unpack the archive"):
         SourceTree(tmp_path / "z")
-
-
-def test_compressed_tar_is_reported(tmp_path):
-    (tmp_path / "train.tar.gz").write_bytes(b"")
-    with pytest.raises(InputError, match=r"0 images found.*train\.tar\.gz cannot be read in place"):
-        prepare_cityscapes(tmp_path, tmp_path / "out")

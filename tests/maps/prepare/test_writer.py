@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.tiny_dataset import classes
+from support.folders import classes
 
 from seamseg.maps.formats.metadata import Metadata, read_metadata
 from seamseg.maps.prepare.convert import ConversionOptions, convert_splits
