@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from seamseg.ops.fused import autocast
 from seamseg.training.checkpointing.checkpoint import load_stepper_state, stepper_state
-from seamseg.training.optim.optimizer import fill_state, set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import fill_state, step_unless
 from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -108,12 +108,6 @@ class Plain(torch.optim.Optimizer):
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
             parameter.sub_(parameter.grad.view(2))
-
-
-def test_each_group_has_its_learning_rate():
-    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(2)], lr=1.0)
-    set_learning_rates(optimizer, [0.5, 0.25])
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
 
 
 def test_a_step_of_an_optimizer_of_a_user():

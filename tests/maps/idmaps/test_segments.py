@@ -76,15 +76,9 @@ def test_parts_of_larger_arrays():
     assert not whole[:, 1::2].any()
 
 
-def test_probabilities():
-    x = np.array([-200, -1, 0, 1, 200], np.float32)
-    assert segments.sigmoid(x).tolist() == pytest.approx([0, 0.26894143, 0.5, 0.73105860, 1], rel=1e-7)
-    assert segments.sigmoid(x).dtype == np.float32
-
-
 def test_sigmoid_has_the_bits_of_that_of_torch():
     """The fusion on a GPU computes it by torch."""
-    x = np.random.default_rng(0).normal(0, 4, 100_000).astype(np.float32)
+    x = np.append(np.random.default_rng(0).normal(0, 4, 100_000), [-200, 200]).astype(np.float32)
     assert np.array_equal(segments.sigmoid(x), torch.from_numpy(x).double().sigmoid().float().numpy())
 
 

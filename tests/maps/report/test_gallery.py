@@ -55,12 +55,6 @@ def test_the_page_has_overlays_and_counts(predicted: Path, capsys: pytest.Captur
     assert (first["width"], first["height"], second["photo"]) == (140, 90, None)
 
 
-def test_of_many_images_those_with_most_and_fewest_are_shown(predicted: Path, tmp_path: Path) -> None:
-    assert write_gallery(tmp_path / "a.html", predicted, images=1, size=70).images == 1
-    (summary,) = blocks(tmp_path / "a.html")["summary"]
-    assert (len(summary["images"]), summary["total"]) == (1, 2)
-
-
 def test_the_page_in_a_browser(predicted: Path, tmp_path: Path, browser: Any) -> None:
     write_gallery(tmp_path / "a.html", predicted)
     with watched_pages(browser) as go:
