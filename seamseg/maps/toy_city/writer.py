@@ -101,14 +101,15 @@ def check_scenes(what: str, train: int, val: int, seed: int, least: int) -> None
 def _write_scene(job: _Job) -> None:
     image, ids = render_scene(job.seed, job.split, job.index, job.size)
     label_ids = np.where(ids >= 1000, ids // 1000, ids).astype(np.uint8)
-    for path, array in zip(job.paths(), (image, ids, label_ids)):
-        save_png(path, array)
+    # the noise of an image hardly compresses, and each epoch would inflate it again
+    for path, array, level in zip(job.paths(), (image, ids, label_ids), (0, 1, 1)):
+        save_png(path, array, level)
 
 
-def save_png(path: Path, array: np.ndarray) -> None:
-    """Write an image atomically."""
+def save_png(path: Path, array: np.ndarray, level: int = 1) -> None:
+    """Write an image atomically; `level` is that of the compression."""
     with replacing(path) as temporary:
-        Image.fromarray(array).save(temporary, format="PNG", compress_level=1)
+        Image.fromarray(array).save(temporary, format="PNG", compress_level=level)
 
 
 def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") -> None:
