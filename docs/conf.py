@@ -100,6 +100,13 @@ SEARCHES = {
     "how-to/deploy": ("ONNX", "OpenVINO"),
     "how-to/aotinductor": ("C++", "AOTInductor"),
     "how-to/foreign_networks": ("Mask2Former", "OneFormer", "EoMT", "DETR"),
+    "how-to/train": ("learning rate", "batch size", "accumulation", "fine-tune"),
+    "how-to/reproduce": ("learning rate", "milestones", "fewer GPUs"),
+    "how-to/troubleshooting": ("error", "out of memory", "slow"),
+    "how-to/predict": ("video", "inference"),
+    "how-to/prepare_data": ("YOLO", "labelme", "own data"),
+    "how-to/serve": ("Docker", "REST", "CORS"),
+    "reference/hardware": ("GPU", "requirements", "Windows", "macOS"),
     "how-to/migrate": ("original", "differences from the original"),
 }
 """Index entries, which the search of the site ranks first, for words that the title of the page does not have."""

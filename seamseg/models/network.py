@@ -64,6 +64,8 @@ class Losses(NamedTuple):
 class PaddedPredictions(NamedTuple):
     """Predictions of a batch in tensors whose shapes depend on its shape only, with rows of 0 after the detections.
 
+    Attributes
+    ----------
     predictions : of each image, in pixels of the padded batch, with a class map of uint8
     found : int64 `N x 2`, how many rows of each image are detections, and 0 if :meth:`Network.predict` may find others;
         None if they are all
