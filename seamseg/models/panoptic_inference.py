@@ -76,7 +76,7 @@ class PanopticInference(Network):
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
         limits = list(sizes.repeat(1, 2).float())
         proposals, _ = self.options.proposals.padded(obj_logits, bbx_logits, anchors, limits, training=False)
-        scored = self._score_proposals(features, PackedSequence(list(proposals)), limits)
+        scored = self.score_proposals(features, PackedSequence(list(proposals)), limits)
         boxes, classes, scores, found = zip(*(self.options.selector.padded(*image) for image in scored))
         masks = self.mask(features, list(boxes), list(classes))
         semantic = [None if x is None else x.byte() for x in self.segment(features)]
@@ -99,10 +99,10 @@ class PanopticInference(Network):
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[Detections]:
         """Return the detections of each image, from its proposals."""
-        scored = self._score_proposals(features, proposals, features.valid_sizes)
+        scored = self.score_proposals(features, proposals, features.valid_sizes)
         return [self.options.selector(boxes, scores) for boxes, scores in scored]
 
-    def _score_proposals(
+    def score_proposals(
         self, features: Features, proposals: PackedSequence, sizes: Limits
     ) -> list[tuple[Tensor, Tensor]]:
         """Return a box for each proposal and class, and the scores, of each image, see :class:`DetectionSelector`.

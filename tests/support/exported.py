@@ -56,7 +56,7 @@ def classifier() -> Classifier:
 def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> ExportNet:
     """The module for export of a small network of a kind, classification included."""
     if kind == "classification":
-        return export_net(fold_layers(classifier()), None, None)
+        return export_net(fold_layers(classifier()), MEAN, STD)
     net = fold_abn(semantic_net()) if kind == "semantic" else detector(kind)
     return export_net(net, MEAN, STD, part, standard_ops)
 

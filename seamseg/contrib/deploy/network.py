@@ -26,7 +26,7 @@ from seamseg.models.network import Network
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_options import DenseOutputs
 from seamseg.models.semantic import SemanticNet
-from seamseg.ops.boxes import clip_boxes, decode_boxes
+from seamseg.ops.boxes import clip_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
@@ -85,10 +85,8 @@ class DetectionExport(ExportNet):
 
     def __init__(self, net: PanopticNet, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        proposals, roi = net.options.proposals.config.num_post_nms_val, net.options.selector.config
-        self.rows = min(roi.max_predictions, proposals * net.roi_head.num_things)
-        self.code_weights: Tensor
-        self.register_buffer("code_weights", torch.tensor(roi.bbx_reg_weights, dtype=torch.float32))
+        proposals, most = net.options.proposals.config.num_post_nms_val, net.options.selector.config.max_predictions
+        self.rows = min(most, proposals * net.roi_head.num_things)
         for i, stride in enumerate(net.options.anchors.strides):
             self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
         masks, classmap = ("mask_logits",) * net.roi_head.with_masks, ("classmap",) * (net.sem_head is not None)
@@ -145,13 +143,9 @@ class DetectionExport(ExportNet):
         :class:`seamseg.models.panoptic_inference.DetectionSelector`.
         """
         selector, rows = self.net.options.selector, self.rows
-        index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)
-        cls_logits, bbx_logits = self.net.score_boxes(features, proposals, index)
+        ((boxes, scores),) = self.net.score_proposals(features, PackedSequence([proposals]), [limit])
         # class by class, without the background
-        scores = torch.softmax(cls_logits.float(), dim=1)[:, 1:].t()
-        boxes = clip_boxes(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(
-            0, 1
-        )
+        boxes, scores = boxes.transpose(0, 1), scores[:, 1:].t()
         # of fixed size; the network reads how many boxes are usable, as NMS of all on a GPU would take gigabytes
         scores = torch.where(selector.usable(boxes, scores) & exists, scores, -torch.inf)
         kept, total = self._nms(boxes, scores, selector.config.nms_threshold, rows)
@@ -314,22 +308,21 @@ _EXPORTS: tuple[tuple[type[nn.Module], type[ExportNet]], ...] = (
 
 def export_net(
     net: nn.Module,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
+    mean: Sequence[float],
+    std: Sequence[float],
     part: str = "all",
     standard_ops: bool = False,
 ) -> ExportNet:
     """Return the module that is exported: of a folded network, one of queries, or a classifier.
 
-    `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`, None for no effect.
+    `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`.
     """
-    normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
     make = next((export for network, export in _EXPORTS if isinstance(net, network)), ClassifierExport)
     if hasattr(net, "query_classes"):
         make = QueryExport
     elif part == "dense":
         make = DenseExport
-    made = make(net, *normalisation)
+    made = make(net, mean, std, standard_ops)
     # also the constants that were made here
     return made.eval().to(next(net.parameters()).device)
 

@@ -11,7 +11,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.options import option, override_texts, several
 
 _SIDES = (32, 8192)
-_CHOICES = {"part": ("all", "dense"), "precision": ("fp32", "bf16", "fp16")}
+_CHOICES = {"part": ("all", "dense"), "precision": ("fp32", "bf16")}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
 from seamseg.contrib.deploy.onnx import users_of
+from seamseg.contrib.exported.onnx_engines import onnxruntime_settings
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import write_atomically
@@ -239,7 +240,9 @@ def observe(
     others = _ancestors(model.graph, (name for name in outputs if name != "mask_logits"))
     of_masks = _ancestors(model.graph, ["mask_logits"]) - others
     rows = outputs["mask_logits"].type.tensor_type.shape.dim[0].dim_value if counted else 0
-    session = onnxruntime.InferenceSession(observed.SerializeToString(), _quiet_settings(), ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        observed.SerializeToString(), onnxruntime_settings(), ["CPUExecutionProvider"]
+    )
     histograms = {name: Histogram() for name in tensors}
     for sample in samples:
         found = dict(zip((*names, *counted), session.run([*names, *counted], dict(sample))))
@@ -258,12 +261,6 @@ def _ancestors(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
         if not found.isdisjoint(node.output):
             found.update(node.input)
     return found
-
-
-def _quiet_settings() -> Any:
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4
-    return settings
 
 
 def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]) -> onnx.ModelProto:
@@ -336,7 +333,7 @@ def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges
 def executed_operators(model: onnx.ModelProto) -> Counter[str]:
     """Return the operators that ONNX Runtime executes for a network on this CPU, with the number of each."""
     with tempfile.TemporaryDirectory(prefix="seamseg-int8-") as folder:
-        settings = _quiet_settings()
+        settings = onnxruntime_settings()
         settings.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
         onnxruntime.InferenceSession(model.SerializeToString(), settings, ["CPUExecutionProvider"])
         return Counter(node.op_type for node in onnx.load(settings.optimized_model_filepath).graph.node)
