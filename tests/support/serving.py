@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.contrib.serving.app import Service, build_app
-from seamseg.contrib.serving.options import ServeLimits
+from seamseg.contrib.serving.options import ServeOptions
 from seamseg.contrib.serving.server import AppServer, accepted_hosts, bind
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import Thresholds
@@ -122,7 +122,7 @@ class Client:
 def serving(predictor: Predictor[Any], grace: float = 10, name: str = "test.onnx", **options: Any) -> Iterator[Client]:
     """Serve a predictor on a free port."""
     bound = bind("127.0.0.1", 0)
-    service = Service(predictor, name, ServeLimits(**options))
+    service = Service(predictor, name, ServeOptions("model", **options))
     started = threading.Event()
     server = AppServer(build_app(service, accepted_hosts(bound)), started.set, grace)
     port = bound.getsockname()[1]

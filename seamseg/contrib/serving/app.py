@@ -28,7 +28,7 @@ from starlette.routing import Route
 from seamseg.contrib.serving.batching import Batcher
 from seamseg.contrib.serving.encoding import Content, ResultEncoder
 from seamseg.contrib.serving.openapi import openapi_document
-from seamseg.contrib.serving.options import ServeLimits
+from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import decoding_memory, open_image
@@ -83,7 +83,7 @@ class Metrics:
 class Service:
     """The routes, for a predictor that only this service uses; `cut_off` counts requests that the end cut off."""
 
-    def __init__(self, predictor: Predictor[Any], name: str, options: ServeLimits, debug: bool = False) -> None:
+    def __init__(self, predictor: Predictor[Any], name: str, options: ServeOptions, debug: bool = False) -> None:
         self.options = options
         self.cut_off = 0
         # names of files need not be Unicode

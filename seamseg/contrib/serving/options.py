@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from seamseg.utils.options import option, several
 _server, _limit = partial(option, group="server"), partial(option, group="limits")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeLimits:
-    """Batches, limits and pages of a server."""
+@dataclass(frozen=True)
+class ServeOptions(LoadOptions):
+    """Options of :func:`seamseg.serve`: those of the model, batches, limits and pages."""
 
+    _: KW_ONLY
     batch_size: int | None = _server(
         "maximum number of images of equal network size computed together (default: 4 on a GPU, 1 elsewhere); each "
         "core of a CPU computes small images of its own, unless this is set to 1",
@@ -38,15 +39,16 @@ class ServeLimits:
     max_upload: float = _limit("maximum size of an uploaded image in MiB (default: 32)", 32.0, "MIB")
     max_megapixels: float = _limit("maximum size of an image in megapixels (default: 50)", 50.0, "N")
     timeout: float = _limit("maximum duration of a request in seconds, then 504 (default: 60)", 60.0, "S")
+    host: str = _server("address to listen on (default: 127.0.0.1)", "127.0.0.1", "H")
+    port: int = _server("0 for any free one (default: 8000)", 8000, "N")
 
-    def __post_init__(self) -> None:
-        for field in fields(ServeLimits):
-            value = getattr(self, field.name)
-            if value is None or field.name == "cors":
-                continue
+    def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
+        super().__post_init__(components)
+        for name in ("batch_size", "batch_wait", "queue", "max_upload", "max_megapixels", "timeout"):
+            value = getattr(self, name)
             # false for NaN
-            if not (0 <= value < float("inf")) or (value == 0 and field.name != "batch_wait"):
-                raise InputError(f"`{field.name}={value}`: must be positive and finite")
+            if value is not None and (not 0 <= value < float("inf") or (value == 0 and name != "batch_wait")):
+                raise InputError(f"`{name}={value}`: must be positive and finite")
         for origin in self.origins:
             if not re.fullmatch(r"\*|https?://[^/\sA-Z]+", origin):
                 raise InputError(f"`cors={origin}`: an origin is https://name or https://name:port, in lower case")
@@ -55,23 +57,10 @@ class ServeLimits:
         if self.max_megapixels * 1e6 > MAX_PIXELS:
             given = f"`max_megapixels={self.max_megapixels}`"
             raise InputError(f"{given}: images above {MAX_PIXELS / 1e6:.0f} megapixels are never decoded")
+        if self.probabilities:
+            raise InputError("`probabilities` has no effect: no response contains them")
 
     @property
     def origins(self) -> tuple[str, ...]:
         """The origins of `cors`; empty if there are none."""
         return tuple(origin.strip() for one in several(self.cors or ()) for origin in str(one).split(","))
-
-
-@dataclass(frozen=True)
-class ServeOptions(ServeLimits, LoadOptions):
-    """Options of :func:`seamseg.serve`."""
-
-    _: KW_ONLY
-    host: str = _server("address to listen on (default: 127.0.0.1)", "127.0.0.1", "H")
-    port: int = _server("0 for any free one (default: 8000)", 8000, "N")
-
-    def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:  # type: ignore[override]
-        LoadOptions.__post_init__(self, components)
-        ServeLimits.__post_init__(self)
-        if self.probabilities:
-            raise InputError("`probabilities` has no effect: no response contains them")

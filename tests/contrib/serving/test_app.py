@@ -15,7 +15,7 @@ from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_netw
 
 import seamseg.contrib.serving.app
 from seamseg.contrib.serving.app import build_app
-from seamseg.contrib.serving.options import ServeLimits
+from seamseg.contrib.serving.options import ServeOptions
 from seamseg.contrib.serving.server import bind
 from seamseg.utils.errors import InputError
 
@@ -151,7 +151,7 @@ def test_pages_of_other_sites():
 @pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "https://A.example", "null"])
 def test_what_is_no_origin(origin):
     with pytest.raises(InputError, match=re.escape(f"`cors={origin}`: an origin is https://name")):
-        ServeLimits(cors=["*", origin])
+        ServeOptions("model", cors=["*", origin])
 
 
 def test_openapi_describes_the_routes(client):
@@ -351,7 +351,7 @@ def test_options():
         ({"max_megapixels": 300}, "`max_megapixels=300`: images above 201 megapixels are never decoded"),
     ):
         with pytest.raises(InputError, match=message):
-            ServeLimits(**options)
+            ServeOptions("model", **options)
 
 
 def test_photos_are_not_written_to_disk(client, monkeypatch):
