@@ -19,7 +19,7 @@ from seamseg.maps.formats.metadata import Metadata, metadata_of, read_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.class_file import ordered_classes, read_class_list
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, first_names
 from seamseg.utils.limits import MODEL_METADATA_BYTES
 
 _UNUSED = re.compile(r"(LABEL_\d+|N/?A|)", re.IGNORECASE)
@@ -125,10 +125,9 @@ def identify(names: Sequence[str], source: str, file: str | Path | None = None) 
     nearest = max(problems, key=lambda name: problems[name][0])
     count, problem = problems[nearest]
     like = f"; most are those of {nearest}, but {problem}" if 2 * count > len(named) else ""
-    shown = ", ".join(named[:3]) + (", ..." if len(named) > 3 else "")
     raise InputError(
-        f"{source}: which of its classes ({shown}) are things is not known: they are none of the known lists "
-        f"({', '.join(problems)}){like}: give a class list, metadata.bin or COCO categories with `meta=FILE`"
+        f"{source}: which of its classes ({first_names(named, 3)}) are things is not known: they are none of the known "
+        f"lists ({', '.join(problems)}){like}: give a class list, metadata.bin or COCO categories with `meta=FILE`"
     )
 
 

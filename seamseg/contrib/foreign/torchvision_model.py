@@ -106,7 +106,7 @@ class TorchvisionModel:
         self.kind = KINDS[self._network]
         self._device = choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
-        self._models = _library(self.name)
+        self._models, self._published = _library(self.name, self._network)
         self._state = self._download() if file is None else unwrapped(load_tensors(file, str(file)), str(file))
         last = self._state.get(_LAST_LAYER)
         if not isinstance(last, Tensor):
@@ -135,10 +135,9 @@ class TorchvisionModel:
 
     def _download(self) -> Mapping[str, Any]:
         """Return torchvision's own weights, from its cache if they are there."""
-        weights = importlib.import_module("torchvision.models").get_model_weights(self._network).DEFAULT
         try:
             with redirect_stdout(sys.stderr):  # torchvision prints the address
-                state: Mapping[str, Any] = weights.get_state_dict(progress=False, check_hash=True)
+                state: Mapping[str, Any] = self._published.get_state_dict(progress=False, check_hash=True)
             return state
         except (OSError, RuntimeError) as error:
             raise SeamsegError(
@@ -148,9 +147,7 @@ class TorchvisionModel:
 
     def _identify(self, count: int, meta: str | Path | None) -> tuple[Metadata, np.ndarray]:
         """Return the classes, and the class of each of the labels 0 (background), 1, ..."""
-        names = (
-            importlib.import_module("torchvision.models").get_model_weights(self._network).DEFAULT.meta["categories"]
-        )
+        names = self._published.meta["categories"]
         if meta is None and count == len(names):
             return identify_things(names)
         labels = f"the weights have the labels 1 to {count - 1}"
@@ -164,8 +161,10 @@ class TorchvisionModel:
         return metadata, classes
 
 
-def _library(name: str) -> Any:
+def _library(name: str, network: str) -> tuple[Any, Any]:
+    """Return the detectors of torchvision, and its weights of one of them."""
     try:
-        return importlib.import_module("torchvision.models.detection")
+        models = importlib.import_module("torchvision.models")
+        return models.detection, models.get_model_weights(network).DEFAULT
     except (ImportError, RuntimeError) as error:
         raise InputError(f"{name}: torchvision cannot be imported ({one_line(error)[:200]})") from None
