@@ -185,7 +185,7 @@ def open_classifier(path: Path, config: str | Path | None = None) -> OpenedClass
     if found is None:
         return None
     settings = load_classifier_config(found)
-    return OpenedClassifier(settings, load_classifier(found, weights_at(path), "cpu"), _names_of(path, settings))
+    return OpenedClassifier(settings, load_checkpoint(path, settings)[0].body.eval(), _names_of(path, settings))
 
 
 def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:

@@ -111,8 +111,6 @@ def _load_weights(
     config: ClassifierConfig, net: nn.Module, options: TrainingOptions, metadata: Metadata, log: TextLog
 ) -> None:
     """Load the weights of checkpoints as far as they fit, for example for other classes."""
-    if options.pretrain_classes is not None:
-        raise InputError(f"`pretrain_classes={options.pretrain_classes}`: classifiers have no table of classes")
     for specification in options.pretrain:
         report = load_into(net, read_checkpoint(specification), strict=False, name=specification)
         if not report.loaded:
