@@ -7,7 +7,6 @@ listed here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,29 +34,19 @@ class BodyLayout:
     out_strides: Mapping[str, int]
     inputs: tuple[str, ...]
 
-    def texts(self) -> dict[tuple[str, str], str]:
-        """Return the values of the keys of which these are the defaults, by (section, key)."""
-        return {
-            ("body", "out_channels"): json.dumps(self.out_channels),
-            ("body", "out_strides"): json.dumps(self.out_strides),
-            ("fpn", "inputs"): json.dumps(list(self.inputs)),
-        }
 
-
-def _resnet(*channels: int) -> BodyLayout:
-    return BodyLayout(dict(zip(_FIVE, channels)), dict(zip(_FIVE, (4, 4, 8, 16, 32))), _FIVE[1:])
-
-
-def _resnext() -> BodyLayout:
-    names = (*_FIVE, "bn_out")
-    channels = (64, 256, 512, 1024, 2048, 2048)
-    return BodyLayout(dict(zip(names, channels)), dict(zip(names, (4, 4, 8, 16, 32, 32))), (*_FIVE[1:4], "bn_out"))
-
-
-def _wider_resnet() -> BodyLayout:
-    names = (*_FIVE, "mod6", "mod7", "bn_out")
-    channels, strides = (64, 128, 256, 512, 1024, 2048, 4096, 4096), (1, 2, 4, 8, 16, 32, 32, 32)
-    return BodyLayout(dict(zip(names, channels)), dict(zip(names, strides)), ("mod3", "mod4", "mod5", "bn_out"))
+_PLAIN = dict(zip(_FIVE, (4, 4, 8, 16, 32)))
+_BASIC = BodyLayout(dict(zip(_FIVE, (64, 64, 128, 256, 512))), _PLAIN, _FIVE[1:])
+_BOTTLENECK = BodyLayout(dict(zip(_FIVE, (64, 256, 512, 1024, 2048))), _PLAIN, _FIVE[1:])
+_RESNEXT = BodyLayout(
+    {**_BOTTLENECK.out_channels, "bn_out": 2048}, {**_PLAIN, "bn_out": 32}, ("mod2", "mod3", "mod4", "bn_out")
+)
+_EIGHT = (*_FIVE, "mod6", "mod7", "bn_out")
+_WIDER_RESNET = BodyLayout(
+    dict(zip(_EIGHT, (64, 128, 256, 512, 1024, 2048, 4096, 4096))),
+    dict(zip(_EIGHT, (1, 2, 4, 8, 16, 32, 32, 32))),
+    ("mod3", "mod4", "mod5", "bn_out"),
+)
 
 
 def _densenet(*layers: int) -> BodyLayout:
@@ -73,10 +62,10 @@ def _densenet(*layers: int) -> BodyLayout:
 
 
 BODIES: dict[str, BodyLayout] = {
-    **dict.fromkeys(("resnet18", "resnet34"), _resnet(64, 64, 128, 256, 512)),
-    **dict.fromkeys(("resnet50", "resnet101", "resnet152"), _resnet(64, 256, 512, 1024, 2048)),
-    **dict.fromkeys(("resnext50", "resnext101", "resnext152"), _resnext()),
-    **{f"wider_resnet{depth}{form}": _wider_resnet() for form in ("", "_a2") for depth in (16, 20, 38)},
+    **dict.fromkeys(("resnet18", "resnet34"), _BASIC),
+    **dict.fromkeys(("resnet50", "resnet101", "resnet152"), _BOTTLENECK),
+    **dict.fromkeys(("resnext50", "resnext101", "resnext152"), _RESNEXT),
+    **{f"wider_resnet{depth}{form}": _WIDER_RESNET for form in ("", "_a2") for depth in (16, 20, 38)},
     "densenet121": _densenet(6, 12, 24, 16),
     "densenet169": _densenet(6, 12, 32, 32),
     "densenet201": _densenet(6, 12, 48, 32),

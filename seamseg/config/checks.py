@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seamseg.config.bodies import MAX_WIDTH, TIMM, layout_of
@@ -12,20 +12,14 @@ from seamseg.utils.errors import InputError
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other."""
-    _raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads)))
+    if (problem := _body_params(config) or _pyramid(config)) is not None:
+        raise InputError(f"{source}: {problem}")
 
 
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
     """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
-    name = f"{source} with `overrides`" if overrides else str(source)
-    _raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _hue)))
-
-
-def _raise_first(source: str, problems: Iterable[str | None]) -> None:
-    """Raise InputError with the first problem, if there is any, prefixed by `source`."""
-    for problem in problems:
-        if problem is not None:
-            raise InputError(f"{source}: {problem}")
+    if (problem := _loss_weights(config) or _thresholds(config) or _hue(config)) is not None:
+        raise InputError(f"{source}{' with `overrides`' if overrides else ''}: {problem}")
 
 
 def _body_params(config: Config) -> str | None:
@@ -58,25 +52,16 @@ def _loss_weights(config: Config) -> str | None:
     return f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
 
 
-def _inputs(config: Config) -> str | None:
-    layout = layout_of(config.body.body, config.body.body_params)
-    if layout is None:  # an exported network with a custom body
-        return None
-    for module in config.fpn.inputs:
-        if module not in (config.body.out_channels or layout.out_strides):
-            return f"[fpn] inputs names {module!r:.80}, which is not in [body] out_channels"
-    return None
-
-
-def _levels(config: Config) -> str | None:
-    given, levels = len(config.fpn.out_strides), len(config.fpn.inputs) + config.fpn.extra_scales
-    if given == levels:
-        return None
-    return f"[fpn] out_strides has {given} values, inputs and extra_scales make {levels} levels"
-
-
-def _heads(config: Config) -> str | None:
-    levels = len(config.fpn.out_strides)
+def _pyramid(config: Config) -> str | None:
+    """Return what contradicts in the maps that are its inputs, its levels, and those that the heads use."""
+    fpn, layout = config.fpn, layout_of(config.body.body, config.body.body_params)
+    # without a layout, an exported network with a custom body
+    known = fpn.inputs if layout is None else config.body.out_channels or layout.out_strides
+    if unknown := [module for module in fpn.inputs if module not in known]:
+        return f"[fpn] inputs names {unknown[0]!r:.80}, which is not in [body] out_channels"
+    given, levels = len(fpn.out_strides), len(fpn.inputs) + fpn.extra_scales
+    if given != levels:
+        return f"[fpn] out_strides has {given} values, inputs and extra_scales make {levels} levels"
     for name in config.parts_of_kind.heads:
         section = getattr(config, name)
         last = section.fpn_min_level + section.fpn_levels

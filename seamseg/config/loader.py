@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,15 +146,20 @@ def _checked(given: _Texts, source: str, strict: bool = True) -> _Texts:
     for section, values in given.items():
         part = components.parse_section(section)
         found.setdefault(section if part is None else " ".join(part), {}).update(values)
-        if part is not None and not components.is_registered(*part):
-            unneeded = components.KINDS[part[0]].defaults and not any(
-                component.built_in for component in components.registered(part[0])
-            )
-            if unneeded or not strict:
-                continue
-        elif part is None and section not in SECTIONS:
-            raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
-        known = {spec.name for spec in fields(_section_class(section, source))}
+        if part is None:
+            if section not in SECTIONS:
+                raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
+            cls = SECTIONS[section]
+        else:
+            if not components.is_registered(*part):
+                unneeded = components.KINDS[part[0]].defaults and not any(
+                    component.built_in for component in components.registered(part[0])
+                )
+                if unneeded or not strict:
+                    continue
+            with _named(f"{source}: [{section:.80}]: "):
+                cls = components.find(*part).keys
+        known = {spec.name for spec in fields(cls)}
         for key in values:
             if key not in known:
                 raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
@@ -182,11 +188,15 @@ def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, _Origins]:
     for values, source, _ in layers:
         own_kind = values.get("general", {}).get("kind", kind)
         body = values.get("body", {})
+        replaced: tuple[tuple[str, str], ...] = ()
         if body.get("body", given["body"].get("body")) != given["body"].get("body"):
-            _remove(given, *_LAYOUT, *([] if source == _OVERRIDES else [("body", "body_params")]))
+            replaced = _LAYOUT if source == _OVERRIDES else (*_LAYOUT, ("body", "body_params"))
         elif source == _OVERRIDES and "body_params" in body:
-            _remove(given, ("body", "out_channels"), ("body", "out_strides"))
-        _convert_weights(given, kind, own_kind)
+            replaced = _LAYOUT[:2]
+        for section, key in replaced:
+            given.get(section, {}).pop(key, None)
+        if own_kind != kind:
+            _convert_weights(given, kind, own_kind)
         for section, texts in values.items():
             given.setdefault(section, {}).update(texts)
             origins |= dict.fromkeys(((section, key) for key in texts), source)
@@ -195,14 +205,11 @@ def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, _Origins]:
     return given, origins
 
 
-def _remove(texts: _Texts, *keys: tuple[str, str]) -> None:
-    for section, key in keys:
-        texts.get(section, {}).pop(key, None)
-
-
 def _with_defaults(given: _Texts, kind_is_from: str) -> _Texts:
     """Return the values over the defaults of their kind of network, and of their network and body."""
-    defaults = _defaults(given["general"]["kind"], kind_is_from)
+    if (kind := given["general"]["kind"]) not in KINDS:
+        raise InputError(f"{kind_is_from}: unknown kind of network {kind!r:.80}: choose {', '.join(KINDS)}")
+    defaults = _defaults(kind)
     texts = {section: dict(values) for section, values in defaults.items()}
     network = given["general"].get("network", SEAMLESS)
     if network != SEAMLESS and components.is_registered("network", network):
@@ -224,7 +231,10 @@ def _layout_texts(texts: _Texts) -> dict[tuple[str, str], str]:
     except ValueProblem:
         params = {}  # an error when the section is read
     layout = layout_of(texts["body"]["body"], params)
-    return {} if layout is None else layout.texts()
+    if layout is None:
+        return {}
+    values = (layout.out_channels, layout.out_strides, list(layout.inputs))
+    return dict(zip(_LAYOUT, map(json.dumps, values)))
 
 
 def _drop_replaced(texts: _Texts, own: Collection[str]) -> None:
@@ -311,14 +321,8 @@ def config_to_string(config: Config) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _defaults(kind: str, source: str = "config") -> _Texts:
-    if kind not in KINDS:
-        raise InputError(f"{source}: unknown kind of network {kind!r:.80}: choose {', '.join(KINDS)}")
-    return _read_defaults(kind)
-
-
 @cache
-def _read_defaults(kind: str) -> _Texts:
+def _defaults(kind: str) -> _Texts:
     folder = resources.files("seamseg.config") / "defaults"
     texts: _Texts = {}
     for name in ("base.ini", f"{kind}.ini"):
@@ -358,7 +362,7 @@ def _reset_ignored(texts: _Texts, file: _Texts, origins: _Origins, source: str) 
             origin = origins.get((section, spec.name), source)
             is_set = text != default and (
                 spec.metadata["component"] is not None
-                or _parsed(section, spec, text, origin) != _parsed(section, spec, default, source)
+                or _parsed(cls, section, spec, text, origin) != _parsed(cls, section, spec, default, source)
             )
             if is_set and (origin == _OVERRIDES or _is_refused(file, section, spec)):
                 which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
@@ -395,7 +399,7 @@ def _typed(texts: _Texts, source: str, origins: _Origins, strict: bool, exported
             text, origin = texts[name][spec.name], origins.get((name, spec.name), source)
             kind = spec.metadata["component"]
             if kind is None or text in spec.metadata["choices"]:
-                values[spec.name] = _parsed(name, spec, text, origin)
+                values[spec.name] = _parsed(cls, name, spec, text, origin)
                 continue
             values[spec.name] = text
             if components.is_registered(kind, text):
@@ -410,9 +414,8 @@ def _typed(texts: _Texts, source: str, origins: _Origins, strict: bool, exported
             parts[name] = NotLoaded(texts[name])
             continue
         cls = components.find(kind, part).keys
-        given = [spec for spec in fields(cls) if spec.name in texts[name]]
-        origin_of = {spec.name: origins.get((name, spec.name), source) for spec in given}
-        parts[name] = cls(**{s.name: _parsed(name, s, texts[name][s.name], origin_of[s.name]) for s in given})
+        given = [(spec, origins.get((name, spec.name), source)) for spec in fields(cls) if spec.name in texts[name]]
+        parts[name] = cls(**{s.name: _parsed(cls, name, s, texts[name][s.name], origin) for s, origin in given})
     config = Config(texts=texts, parts=parts, **sections)
     for name in parts if strict else ():
         kind, part = components.parse_section(name) or ("", "")
@@ -430,17 +433,9 @@ def _named(where: str) -> Iterator[None]:
         raise InputError(f"{where}{error}") from None
 
 
-def _section_class(section: str, source: str) -> type:
-    part = components.parse_section(section)
-    if part is None:
-        return SECTIONS[section]
-    with _named(f"{source}: [{section:.80}]: "):
-        return components.find(*part).keys
-
-
-def _parsed(section: str, spec: Field[Any], text: str, origin: str) -> Any:
+def _parsed(cls: type, section: str, spec: Field[Any], text: str, origin: str) -> Any:
     try:
-        return parse_value(text, hints_of(_section_class(section, origin))[spec.name], spec.metadata)
+        return parse_value(text, hints_of(cls)[spec.name], spec.metadata)
     except ValueProblem as problem:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -439,14 +439,11 @@ class Config:
         """Modules, losses and keys of the network."""
         return kind_of_network(self.kind, self.general.network)
 
-    def components(self, kind: str) -> Iterator[tuple[Component, Any]]:
-        """Yield the components of a kind that the sections of the configuration add, each with its keys."""
-        yield from ((component, keys) for component, keys in self._loaded() if component.kind == kind)
-
-    def _loaded(self) -> Iterator[tuple[Component, Any]]:
+    def components(self, kind: str | None = None) -> Iterator[tuple[Component, Any]]:
+        """Yield the components, of a kind or of all, that the sections of the configuration add, each with its keys."""
         for section, keys in self.parts.items():
             found = components.parse_section(section)
-            if found is not None and not isinstance(keys, NotLoaded):
+            if found is not None and kind in (None, found[0]) and not isinstance(keys, NotLoaded):
                 yield components.find(*found), keys
 
     def component(self, kind: str) -> tuple[Component, Any]:
@@ -465,7 +462,7 @@ class Config:
 
     def records(self) -> tuple[Record, ...]:
         """Return what a snapshot states about custom components."""
-        return tuple(Record.of(component) for component, _ in self._loaded() if not component.built_in)
+        return tuple(Record.of(component) for component, _ in self.components() if not component.built_in)
 
     @property
     def not_loaded(self) -> list[str]:
