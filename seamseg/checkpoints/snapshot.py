@@ -35,7 +35,11 @@ NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module i
 """The parts of all networks, each with its own state dict in a snapshot; `heads` are custom ones."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
-_OLD_MULTIARRAY = "numpy.core.multiarray"
+_MULTIARRAY = "numpy._core.multiarray", "numpy.core.multiarray"
+_multiarray: Any = importlib.import_module(_MULTIARRAY[0] if hasattr(np, "_core") else _MULTIARRAY[1])
+_PLAIN_DATA: list[Any] = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?"))]
+_PLAIN_DATA += [(getattr(_multiarray, f), f"{name}.{f}") for f in ("scalar", "_reconstruct") for name in _MULTIARRAY]
+"""Scores and meters of old snapshots may be numpy scalars and arrays, with the module names of old numpy releases."""
 
 
 @dataclass
@@ -256,7 +260,7 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
         with open_file(file) if isinstance(file, (str, Path)) else nullcontext(file) as opened:
             head = opened.read(2)
             opened.seek(0)
-            with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
+            with torch.serialization.safe_globals(_PLAIN_DATA), warnings.catch_warnings():
                 # pickles that torch did not write; they raise an error
                 warnings.filterwarnings("ignore", message="Detected pickle protocol")
                 return torch.load(file if mmap else opened, map_location="cpu", weights_only=True, mmap=mmap)
@@ -414,17 +418,6 @@ def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
         part: {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
         for part, module in network_parts(net).items()
     }
-
-
-def _plain_data() -> list[Any]:
-    # scores and meters of old snapshots may be numpy scalars and arrays, with the module names of old numpy releases
-    multiarray: Any = importlib.import_module("numpy._core.multiarray" if hasattr(np, "_core") else _OLD_MULTIARRAY)
-    kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
-    names: list[Any] = [np.ndarray, np.dtype, *kinds]
-    for function in ("scalar", "_reconstruct"):
-        target = getattr(multiarray, function)
-        names += [(target, f"{module}.{function}") for module in (_OLD_MULTIARRAY, "numpy._core.multiarray")]
-    return names
 
 
 def parse_records(content: Any, source: str) -> tuple[Record, ...]:

@@ -88,7 +88,7 @@ def config_from_string(
     """
     strict = trusted is not None
     files = _with_bases(_Layer(read_ini(text, source), source, trusted))
-    loaded = _load_components(files, overrides, exported)
+    loaded = load_components(overrides, files, exported)
     files = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in files]
     changes = _checked_overrides(overrides)
     given, origins = _merged([*files, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC)
@@ -246,11 +246,11 @@ def _drop_replaced(texts: _Texts, own: Collection[str]) -> None:
             del texts[section]
 
 
-def _load_components(files: Sequence[_Layer], overrides: Sequence[str], exported: bool = False) -> list[str]:
-    """Import the components that the user names, and recipes that a model names; return their names."""
+def load_components(overrides: Sequence[str], files: Sequence[_Layer] = (), exported: bool = False) -> list[str]:
+    """Import the components that overrides and files of the user name, and recipes that a model names; return names."""
     loaded = []
     for given, _, folder in files:
-        names = list(map(str.strip, given.get("general", {}).get("components", "").split(",")))
+        names = list(filter(None, map(str.strip, given.get("general", {}).get("components", "").split(","))))
         if folder is None:
             # a model names modules of this package only
             names = [name for name in names if not exported and _is_recipe(name)]
@@ -273,11 +273,6 @@ def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
     if not of_section:
         return component.keys()
     return config_from_string("", None, "", of_section).parts.get(component.section, component.keys())
-
-
-def load_components(overrides: Sequence[str]) -> None:
-    """Import the components that overrides of `general.components` name."""
-    _load_components([], overrides)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

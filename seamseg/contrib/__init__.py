@@ -10,24 +10,19 @@ if TYPE_CHECKING:
     from seamseg.inference.predictor import OpenedModel
 
 
-def _open_exported(model: Any, *arguments: Any) -> OpenedModel | None:
+def _open_other(model: Any, *arguments: Any) -> OpenedModel | None:
+    from seamseg.checkpoints.foreign import is_foreign
     from seamseg.checkpoints.model_path import is_exported
 
-    if not is_exported(model):
-        return None
-    from seamseg.contrib.exported.network import open_exported
+    if is_exported(model):
+        from seamseg.contrib.exported.network import open_exported
 
-    return open_exported(model, *arguments)
+        return open_exported(model, *arguments)
+    if is_foreign(model):
+        from seamseg.contrib.foreign import open_foreign
 
-
-def _open_foreign(model: Any, *arguments: Any) -> OpenedModel | None:
-    from seamseg.checkpoints.foreign import is_foreign
-
-    if not is_foreign(model):
-        return None
-    from seamseg.contrib.foreign import open_foreign
-
-    return open_foreign(model, *arguments)
+        return open_foreign(model, *arguments)
+    return None
 
 
 COMMANDS |= {
@@ -37,5 +32,5 @@ COMMANDS |= {
     "push": "Upload a trained model to the Hugging Face Hub.",
     "classify": "Train and validate ImageNet classifiers.",
 }
-OPENERS += [_open_exported, _open_foreign]
+OPENERS.append(_open_other)
 RECIPES.append("seamseg.contrib.recipes")

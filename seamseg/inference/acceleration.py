@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from seamseg.models.folding import Net
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.compiler import compiler_problem, first_line
 from seamseg.utils.device_memory import free_memory, lacks_memory
@@ -41,21 +40,6 @@ memory of all is the caller's. A recorded function takes tensors of one shape.""
 _CAPTURE = threading.Lock()
 """Held from warm-up to the end of a capture. CUDA allows one capture at a time, and meanwhile no device-wide
 synchronisation in another thread."""
-
-
-def accelerated(
-    net: Net,
-    device: torch.device,
-    compile: bool = False,
-    pad_to: int = 1,
-    backend: str = "inductor",
-) -> Net:
-    """Return a network that shares the layers of `net`, which is used for inference only, on its device.
-
-    `compile` compiles body, RPN head and semantic head with torch.compile, and `pad_to` pads the sides of the network's
-    input to multiples, so that there are fewer sizes. SeamsegError if the compiler does not work here.
-    """
-    return net.with_options(pad_to=pad_to, run_dense=CompiledDense(net, device, backend) if compile else None)
 
 
 class CompiledDense:

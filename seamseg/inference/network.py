@@ -17,7 +17,7 @@ from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.fusion import copy_to_host, download
-from seamseg.inference.acceleration import CudaGraphCache, accelerated, cuda_graph_cache
+from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, cuda_graph_cache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
@@ -229,7 +229,7 @@ class TrainedModel:
         net = for_inference(cast(Any, net), device, options.precision)
         if options.probabilities:
             net = net.with_options(probabilities=True)
-        net = accelerated(net, device, options.compile, options.pad_to)
+        net = net.with_options(pad_to=options.pad_to, run_dense=CompiledDense(net, device) if options.compile else None)
         made = TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
         if options.cuda_graphs:
             made.graphs = cuda_graph_cache(made.compute)

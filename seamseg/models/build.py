@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -62,23 +61,9 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
 @register("network", SEAMLESS)
 def build_seamless(keys: General, context: NetworkContext) -> Network:
     """Build the network of the sections body, fpn, rpn, roi and sem."""
-    return _NETWORKS[context.config.kind](context.config, context.num_stuff, context.num_thing)
-
-
-def custom_heads(config: Config) -> list[str]:
-    """Return the sections of the custom heads of a configuration."""
-    return [component.section for component, _ in config.components("head")]
-
-
-def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
-    """Build the network of :func:`build_network` with its losses as one module, and with `[general] winograd`."""
-    net = build_network(config, num_stuff, num_thing)
-    if config.general.winograd:
-        use_winograd(net)
-    return TrainingModule(net)
-
-
-def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
+    config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
+    if config.kind == "semantic":
+        return _build_semantic_net(config, num_stuff + num_thing)
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(config.body)
@@ -97,6 +82,19 @@ def _build_panoptic_net(config: Config, num_stuff: int, num_thing: int) -> Panop
     strides = tuple(config.fpn.out_strides)
     heads = _build_heads(config, HeadContext(width, strides, num_stuff, num_thing, body_norm, config))
     return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
+
+
+def custom_heads(config: Config) -> list[str]:
+    """Return the sections of the custom heads of a configuration."""
+    return [component.section for component, _ in config.components("head")]
+
+
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
+    """Build the network of :func:`build_network` with its losses as one module, and with `[general] winograd`."""
+    net = build_network(config, num_stuff, num_thing)
+    if config.general.winograd:
+        use_winograd(net)
+    return TrainingModule(net)
 
 
 def _check_declaration(part: Head | CustomNetwork, keys: object, where: str) -> None:
@@ -146,7 +144,7 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
 
 
-def _build_semantic_net(config: Config, num_stuff: int, num_thing: int) -> SemanticNet:
+def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     body, sem = config.body, config.sem
     if heads := custom_heads(config):
         raise InputError(f"[{heads[0]}]: a network of kind {config.kind} has no pyramid for further heads")
@@ -156,19 +154,12 @@ def _build_semantic_net(config: Config, num_stuff: int, num_thing: int) -> Seman
     backbone = _build_backbone(config, norm, keep_outputs=False)
     channels = list(backbone.out_channels.values())[-1]
     head = DeeplabV3(sem, channels, norm)
-    cls = nn.Conv2d(sem.out_channels, num_stuff + num_thing, 1)
+    cls = nn.Conv2d(sem.out_channels, num_classes, 1)
     options = SemanticOptions(channels_last=config.general.channels_last, semantic_loss=SemanticLoss(config))
     net = SemanticNet(backbone, head, cls, options)
     initialise(net, body)
     backbone.freeze(body.num_frozen)
     return net
-
-
-_NETWORKS: dict[str, Callable[[Config, int, int], Network]] = {
-    **dict.fromkeys(("panoptic", "instance_seg", "detection"), _build_panoptic_net),
-    "semantic": _build_semantic_net,
-}
-"""The functions that build the networks of each kind, from the numbers of stuff and thing classes."""
 
 
 def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:

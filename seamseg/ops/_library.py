@@ -32,14 +32,10 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """The integer dtypes that the kernels support."""
 
 
-def _read_schemas() -> dict[str, str]:
-    """Return the schema of each operator by its name; the file is a list of string literals in C++ and in Python."""
-    schemas: list[str] = ast.literal_eval(f"[{Path(__file__).with_name('schemas.inc').read_text()}]")
-    return {schema.partition("(")[0]: schema for schema in schemas}
-
-
-SCHEMAS = _read_schemas()
-"""Name, arguments and results of each operator, as `box_iou(Tensor a, Tensor b) -> Tensor`."""
+# the file is a list of string literals in C++ and in Python
+_schemas: list[str] = ast.literal_eval(f"[{Path(__file__).with_name('schemas.inc').read_text()}]")
+SCHEMAS = {schema.partition("(")[0]: schema for schema in _schemas}
+"""Name, arguments and results of each operator by its name, as `box_iou(Tensor a, Tensor b) -> Tensor`."""
 
 
 def define(name: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:

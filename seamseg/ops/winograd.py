@@ -89,14 +89,13 @@ class WinogradConv2d(FusedConv2d):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """Map `N x I x H x W` to `N x O x H x W`, see :class:`FusedConv2d`."""
-        if x.dtype == torch.float32 and _usable("Winograd", x, self.weight) and self._saves_time(x):
+        count = _REGIONS if self.regions else x.shape[0]
+        usable = x.dtype == torch.float32 and _usable("Winograd", x, self.weight)
+        if usable and _saves_time(x, self.weight, self.dilation[0], count):
             y = _attempt("Winograd", lambda: self._winograd(x, residual))
             if y is not None:
                 return y
         return super().forward(x, residual, level)
-
-    def _saves_time(self, x: Tensor) -> bool:
-        return _saves_time(x, self.weight, self.dilation[0], _REGIONS if self.regions else x.shape[0])
 
     def _kernel(self, rows: int) -> list[Tensor]:
         """Return the 36 transformed kernels, packed for a number of tiles."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
-from seamseg.inference.images import PreparedImage, equal_size_batches
+from seamseg.inference.images import equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.predictions import MANIFEST, ArrayPrediction
 from seamseg.predicting.find import find_sources
@@ -220,7 +220,8 @@ class _PredictionLoop:
                 lambda p: p.image.nbytes,
                 tiling=self.predictor.tiling,
             ):
-                large = any(_is_large(item.image) for item in batch)
+                # decoded alone, and kept for its outputs
+                large = any(p.image.rgb is not None and is_large(p.image.size[0] * p.image.size[1]) for p in batch)
                 if threads > 1 and not large:
                     background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
                     continue
@@ -326,11 +327,6 @@ def _memory(item: DecodedImage) -> int:
     """Return the bytes of an image until its outputs are written."""
     height, width = item.image.size
     return item.image.nbytes + height * width * _FUSED_BYTES
-
-
-def _is_large(image: PreparedImage) -> bool:
-    """Return whether an image is decoded alone, and kept for its outputs."""
-    return image.rgb is not None and is_large(image.size[0] * image.size[1])
 
 
 def _identity(source: Source) -> Line:

@@ -66,7 +66,9 @@ class PredictSettings:
             options = replace(options, probabilities=True)
         opened = open_for_inference(self.path, device, options.config, options.meta, options)
         predictor = build_predictor(opened, options)
-        drawn = {*self._declaring("map_only"), *predictor.map_formats}
+        # each class states it itself: one derived from another may read more
+        drawn = {c.name for c in components.registered("format") if vars(c.make).get("map_only")}
+        drawn |= predictor.map_formats.keys()
         predictor.map_only = options.hide is None and drawn.issuperset(self.format_names)
         return predictor
 

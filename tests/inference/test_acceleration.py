@@ -22,7 +22,6 @@ from seamseg.inference.acceleration import (
     CompiledDense,
     CudaGraph,
     CudaGraphCache,
-    accelerated,
     copy_tensors,
     cuda_graph_cache,
     fill,
@@ -111,8 +110,7 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     fake_cuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([as_input(image(size))]))[0] for size in SIZES]
-    compiled = accelerated(net, CPU, compile=True, backend="eager")
-    assert isinstance(compiled.options.run_dense, CompiledDense)
+    compiled = net.with_options(run_dense=CompiledDense(net, CPU, backend="eager"))
     model = predictor(compiled)
     model.network.fixed_size = True
     graphs = model.network.graphs = cuda_graph_cache(model.network.compute)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -99,7 +99,8 @@ class Panoptic(PanopticResult, ImageResult):
     @staticmethod
     def of_map(result: PanopticResult, metadata: Metadata, image: SourceImage = None) -> Panoptic:
         """Return a panoptic map with the names of its classes, and with its image if given."""
-        named = [_named(s, metadata) for s in result.segments]
+        names = metadata.categories
+        named = [NamedSegment(**{**vars(s), "name": names[s.category]}) for s in result.segments]
         found = Panoptic(result.id_rows, named, metadata=metadata.without_images())  # type: ignore[arg-type]  # see its field
         return found if image is None else found.with_image(image)
 
@@ -137,7 +138,7 @@ class Panoptic(PanopticResult, ImageResult):
         `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
         """
         kept = _only(self, choose_classes(classes, self.metadata))
-        return replace(self, id_map=kept.id_map, segments=[_named(s, self.metadata) for s in kept.segments])
+        return replace(self, id_map=kept.id_map, segments=cast("list[NamedSegment]", kept.segments))
 
     def draw(  # type: ignore[override]  # its options are named
         self,
@@ -236,8 +237,3 @@ def _only(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:
     """Return a result with the segments of some classes (indices) only; other pixels are void."""
     kept = [s for s in result.segments if s.category in set(classes)]
     return PanopticResult(look_up(result.id_map, [(s.id, s.id) for s in kept], result.id_map.dtype), kept)
-
-
-def _named(segment: Segment, metadata: Metadata) -> NamedSegment:
-    values = {f.name: getattr(segment, f.name) for f in fields(Segment)}
-    return NamedSegment(**values, name=metadata.categories[segment.category])

@@ -116,10 +116,13 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
     try:
         names, palette = _list(meta, "categories"), _list(meta, "palette", VOID + 1)
         ids, num_stuff, num_thing = _list(meta, "original_ids"), int(meta["num_stuff"]), int(meta["num_thing"])
+        # the string of nested lists could be of any length
+        if wrong := [name for name in names if not isinstance(name, (str, bytes, int, float))]:
+            raise TypeError(f"a category is a {type(wrong[0]).__name__}, expected text")
         metadata = Metadata(
             num_stuff=num_stuff,
             num_thing=num_thing,
-            categories=[_text(name) for name in names],
+            categories=list(map(str, names)),
             palette=[parse_colour(rgb) for rgb in palette[: max(num_stuff + num_thing, 0)]],
             original_ids=[whole_number(int(i)) for i in ids],
             images=list(images),
@@ -218,13 +221,6 @@ def _list(meta: Any, key: str, most: int = VOID) -> list[Any]:
     if len(value) > most:
         raise ValueError(f"{len(value)} entries in `{key}`, at most {most} are supported")
     return list(value)
-
-
-def _text(name: Any) -> str:
-    # the string of nested lists could be of any length
-    if not isinstance(name, (str, bytes, int, float)):
-        raise TypeError(f"a category is a {type(name).__name__}, expected text")
-    return str(name)
 
 
 def parse_colour(rgb: Sequence[Any]) -> tuple[int, int, int]:

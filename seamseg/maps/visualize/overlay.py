@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 
 import numpy as np
@@ -50,19 +50,27 @@ def draw_overlay(
         raise ValueError("draw_overlay: labels=True needs the categories")
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
-    (height, width), draw = image.shape[:2], _drawing(image, result, palette, opacity, outlined)
+    (height, width), id_map = image.shape[:2], result.id_rows
+    colors, instances = _colors_of_ids(result, padded_palette(palette), outlined)
+    row_of, column_of = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, (height, width)))
+    columns, share = None if id_map.shape[1] == width else column_of, None if opacity == 0.5 else round(opacity * 256)
+    if isinstance(id_map, np.ndarray) and id_map.dtype != np.int32:
+        id_map = np.where((id_map >= 0) & (id_map < len(colors)), id_map, 0).astype(np.int32)
     rows, canvas = max(1, BAND_BYTES // (3 * width)), Image.new("RGB", (width, height))
     for y in range(0, height, rows):
-        canvas.paste(Image.fromarray(draw(y, min(y + rows, height))), (0, y))
+        ids, shown = id_map, row_of[y : y + rows]
+        if isinstance(ids, ResizedIds):
+            first = max(shown[0] - 2, 0)  # outlines depend on the two rows above and below
+            ids, shown = ids[first : shown[-1] + 3], shown - first
+        drawn = overlay(image[y : y + rows], ids, shown, columns, colors, instances, share)
+        canvas.paste(Image.fromarray(drawn), (0, y))
     if labels and categories is not None:
         _write_labels(canvas, result, padded_palette(palette), categories)
     return canvas
 
 
-def _drawing(
-    image: np.ndarray, result: PanopticResult, palette: Palette, opacity: float, outlined: bool
-) -> Callable[[int, int], np.ndarray]:
-    """Return the function that draws the rows of an overlay from one number to another."""
+def _colors_of_ids(result: PanopticResult, palette: np.ndarray, outlined: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the colour of each id of a map, `K x 3` uint8, and whether it is outlined, `K` bool."""
     count = max((s.id for s in result.segments), default=0) + 1
     classes, instances = np.full(count, VOID, np.int64), np.zeros(count, bool)
     for segment in result.segments:
@@ -70,22 +78,7 @@ def _drawing(
         if not (segment.iscrowd and segment.isthing):
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
-    id_map = result.id_rows
-    rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, image.shape[:2]))
-    if isinstance(id_map, np.ndarray) and id_map.dtype != np.int32:
-        id_map = np.where((id_map >= 0) & (id_map < count), id_map, 0).astype(np.int32)
-    same = id_map.shape[1] == image.shape[1]
-    colors, share = padded_palette(palette)[classes], None if opacity == 0.5 else round(opacity * 256)
-
-    def draw(start: int, stop: int) -> np.ndarray:
-        band = slice(start, stop)
-        ids, shown = id_map, rows[band]
-        if isinstance(ids, ResizedIds):
-            first = max(shown[0] - 2, 0)  # outlines depend on the two rows above and below
-            ids, shown = ids[first : shown[-1] + 3], shown - first
-        return overlay(image[band], ids, shown, None if same else columns, colors, instances, share)
-
-    return draw
+    return palette[classes], instances
 
 
 def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]) -> None:

@@ -56,11 +56,6 @@ class OutputFormat(ABC, Generic[R]):
     least_score: float = 0.0
     chosen: Sequence[int] | None = None
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Have each class state `map_only` itself: one derived from another may read more."""
-        super().__init_subclass__(**keywords)
-        cls.map_only = vars(cls).get("map_only", False)
-
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         self.out = out
         self.metadata = metadata

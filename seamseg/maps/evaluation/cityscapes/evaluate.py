@@ -87,7 +87,7 @@ def _check_instances(ids: np.ndarray, path: Path) -> None:
     for value, label in zip(values.tolist(), label_of_instance(values, path).tolist()):
         if value == LICENSE_PLATES["instanceIds"]:
             raise InputError(f"{path}: {value}, a licence plate, is not a value that cityscapesscripts takes; use 0")
-        if value >= INSTANCES_FROM and LABEL_OF[label].evaluated and not LABEL_OF[label].has_instances:
+        if value >= INSTANCES_FROM and LABEL_OF[label] in EVALUATED and not LABEL_OF[label].has_instances:
             raise InputError(f"{path}: {value} is an instance of {LABEL_OF[label].name}, a class without instances")
 
 

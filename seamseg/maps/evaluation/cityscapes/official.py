@@ -99,7 +99,7 @@ class InstanceLevel(_Tool):
         truth, predicted = str(frame.instance_ids), self._files[frame.stem]
         # before anything decodes them
         for line in read_instance_list(predicted, self._root):
-            if LABEL_OF[line.label].evaluated and LABEL_OF[line.label].has_instances:
+            if LABEL_OF[line.label] in EVALUATED and LABEL_OF[line.label].has_instances:
                 with reading_image(line.mask, "no such mask", "not a readable mask"), open_pillow(line.mask) as image:
                     check_sizes(instance_ids.shape, (image.height, image.width), line.mask)
         with reading_image(predicted, "a mask is missing", "a mask is not readable"):

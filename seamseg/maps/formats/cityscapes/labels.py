@@ -30,11 +30,6 @@ class Label(NamedTuple):
     has_instances: bool
     color: tuple[int, int, int]
 
-    @property
-    def evaluated(self) -> bool:
-        """Whether the label is evaluated; other labels are void."""
-        return self.train_id != IGNORED
-
 
 LABELS = (
     Label("unlabeled", 0, 255, "void", False, (0, 0, 0)),
@@ -79,8 +74,8 @@ LABEL_OF = {label.id: label for label in LABELS}
 LICENSE_PLATES = {"labelIds": 0xFF, "instanceIds": 0xFFFF}
 """Label -1 as stored in 8 and 16 bits; it is void."""
 
-EVALUATED = sorted((label for label in LABELS if label.evaluated), key=lambda label: label.train_id)
-"""The 19 labels of the benchmark in the order of our classes: 11 stuff, 8 things."""
+EVALUATED = sorted((label for label in LABELS if label.train_id != IGNORED), key=lambda label: label.train_id)
+"""The 19 labels of the benchmark in the order of our classes: 11 stuff, 8 things; others are void."""
 
 
 def cityscapes_classes() -> Metadata:
