@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.config import load_config
-from seamseg.models.backbones.residual import ResidualBlock
-from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.models.backbones.resnet import RESNETS, ResidualBlock, ResNet
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN
 

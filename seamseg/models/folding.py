@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from seamseg.models.backbones.base import Backbone
 from seamseg.models.backbones.densenet import DenseModule, Transition
 from seamseg.models.backbones.preactivation import PreActivationBlock
-from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.models.folded import (
     ChannelwiseActivation,
     FoldedBlock,

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from seamseg.models.backbones.densenet import DenseModule
 from seamseg.models.backbones.preactivation import PreActivationBlock
-from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.models.build import build_network
 from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
 from seamseg.models.folding import choose_precision, fold_abn, fold_layers, for_inference

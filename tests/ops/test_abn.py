@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from seamseg.models.backbones.preactivation import PreActivationBlock
-from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops.abn import Norm, apply_plain_norm, inplace_abn
 from seamseg.ops.activation import activate, activate_, activation_gradient, deactivate
 from seamseg.ops.norm import InPlaceABN, NormSequential

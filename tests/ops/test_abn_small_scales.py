@@ -11,7 +11,7 @@ from support.sections import roi, sem
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn as abn_module

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.testing import assert_close
 
 from seamseg.inplace_abn import inplace_abn_sync
-from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops import abn as abn_module
 from seamseg.ops.abn import Norm, batch_statistics
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
