@@ -63,7 +63,11 @@ _PUBLIC = {
 
 _CUSTOM = {
     "panoptic": (texts.PANOPTIC, "PHOTOS JSON MASKS", None),
-    "folders": (texts.FOLDERS, "PHOTOS LABELS [INSTANCES]", "class list: INI, JSON, .txt or YOLO's data.yaml"),
+    "folders": (
+        texts.FOLDERS,
+        "PHOTOS LABELS [INSTANCES]",
+        "class list: INI, JSON, .txt or YOLO's data.yaml (default: the labels of labelme)",
+    ),
     "instances": (
         texts.INSTANCES,
         "PHOTOS JSON [LABELS]",
@@ -130,7 +134,7 @@ def _add_custom(parser: argparse.ArgumentParser, name: str, files: str, classes:
         help="fraction of the images, always the same ones, for a list val instead (default: %(default)g)",
     )
     if classes is not None:
-        parser.add_argument("--classes", metavar="FILE", required=name == "folders", help=classes)
+        parser.add_argument("--classes", metavar="FILE", help=classes)
     if name == "folders":
         parser.add_argument("--divisor", type=int, default=0, metavar="N", help="labels hold class * N + instance")
         parser.add_argument(

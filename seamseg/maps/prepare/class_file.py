@@ -71,11 +71,16 @@ def parse_class_list(data: bytes, source: str, kinds: bool = False) -> ClassList
         if kinds:
             raise InputError(f"{source}: does not state which classes are things; use an INI file or JSON")
         names = _names_of_lines(text) if source.lower().endswith(".txt") else _yolo_names(text, source)
-        entries = [{"id": k, "name": n, "isthing": bare_name(n) != BACKGROUND} for k, n in names.items()]
-        return build_class_list(coco_categories(entries, source), [IGNORED], source)
+        return list_of_names(names, source)
     is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None
     entries, void = _from_json(text, source, kinds) if is_json else _from_ini(text, source)
     return build_class_list(entries, void, source)
+
+
+def list_of_names(names: Mapping[Any, Any], source: str) -> ClassList:
+    """Return the class list of names by id: all are things but `background`; `source` names it in errors."""
+    entries = [{"id": k, "name": n, "isthing": bare_name(n) != BACKGROUND} for k, n in names.items()]
+    return build_class_list(coco_categories(entries, source), [IGNORED], source)
 
 
 def build_class_list(entries: list[dict[str, Any]], void: Sequence[int | str], source: str) -> ClassList:

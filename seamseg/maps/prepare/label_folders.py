@@ -20,7 +20,14 @@ from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_mask, open_objec
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import mask_runs
 from seamseg.maps.prepare.archives import File, read_file, read_map, size_of
-from seamseg.maps.prepare.class_file import ClassList, background_class, read_class_list, with_background
+from seamseg.maps.prepare.class_file import (
+    IGNORED,
+    ClassList,
+    background_class,
+    list_of_names,
+    read_class_list,
+    with_background,
+)
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_regions
 from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, distinct_ids
 from seamseg.maps.prepare.pairs import (
@@ -58,7 +65,7 @@ _ROUNDING = 0.01  # tools write points at the border slightly outside
 def prepare_folders(
     out: str | Path,
     splits: Mapping[str, tuple[str, ...]],
-    class_list: str | Path,
+    class_list: str | Path | None = None,
     divisor: int = 0,
     suffixes: tuple[str, str, str] = ("", "", ""),
     options: ConversionOptions = ConversionOptions(),
@@ -70,12 +77,15 @@ def prepare_folders(
     Polygons (labelme, YOLO) and masks of single objects are stored in layers, the smallest in the first; the other
     pixels are as :func:`seamseg.maps.prepare.class_file.with_background` says.
 
+    Without `class_list` the labels of labelme are the classes, in the order of the alphabet, as of a list of names.
+
     `splits` has by name of the list `(images, labels)` or `(images, labels, instances)`, folders or archives; for a
     folder `SegmentationClass` of Pascal VOC the list of this name beside it selects the images. If `divisor` is not 0,
     label images hold `class * divisor + instance`. `suffixes` end the names of images, labels and instances, as
     `_leftImg8bit`.
     """
-    options, named = options.begin(), read_class_list(class_list)
+    options = options.begin()
+    named = _labels_of_labelme(splits) if class_list is None else read_class_list(class_list)
     listed = with_background(named, options.void_background)
     if divisor < 0 or divisor == 1:
         raise InputError(f"`divisor={divisor}`: must be 2 or more")
@@ -102,6 +112,23 @@ def prepare_folders(
     if numbered and len(all_frames) > 1 and most < 2:
         options.log("no image has more than one object: labels of 0 and 1 do not separate objects")
     return done
+
+
+def _labels_of_labelme(splits: Mapping[str, tuple[str, ...]]) -> ClassList:
+    """Return the class list of the labels in the JSON files of all splits."""
+    files = [file for folders in splits.values() for file in _ending(_trees(folders)[1], _FORMS[1], "").values()]
+    labels: set[str] = set()
+    for file in files:
+        shapes = load_json(file, _FILE_BYTES).get("shapes")
+        for shape in shapes if isinstance(shapes, list) else ():
+            labels.add(str(shape.get("label", IGNORED) if isinstance(shape, dict) else IGNORED))
+    names = sorted(labels - {IGNORED})
+    if not names:
+        raise InputError(
+            "pass a class list (`classes`): only labels of labelme state the names of their classes"
+            f"{COCO_JSON if len(files) == 1 else ''}"
+        )
+    return list_of_names(dict(enumerate(names)), "labels of labelme")
 
 
 def find_frames(

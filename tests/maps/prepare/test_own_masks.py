@@ -247,6 +247,19 @@ def test_labelme(raw, folder):
     assert segments(raw / "out", "a") == [("car", 0, 7), ("car", 0, 16), ("car_part", 0, 4), ("road", 0, 2)]
 
 
+def test_labels_of_labelme_are_the_classes(raw):
+    labelme(raw, *map(shape, ("car", "_background_", "bus", "__ignore__")))
+    splits = {"train": (str(raw / "photos"), str(raw / "labels"))}
+    made = prepare_folders(raw / "out", splits).metadata
+    assert (made.categories, made.num_stuff) == (["_background_", "bus", "car"], 1)
+
+
+def test_other_labels_need_a_class_list(raw):
+    write_json(raw / "labels" / "all.json", {"images": [], "categories": []})
+    with pytest.raises(InputError, match=r"pass a class list \(`classes`\).*`seamseg prepare instances`"):
+        prepare_folders(raw / "out", {"train": (str(raw / "photos"), str(raw / "labels"))})
+
+
 @pytest.mark.parametrize(
     ("shapes", "more", "match"),
     [
