@@ -1,11 +1,12 @@
 """Time prediction from file to file on the CPU: from a JPEG to an overlay and a COCO panoptic PNG.
 
-    python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16] [plain separated maskrcnn]
+    python benchmarks/inference.py [--rounds 5] [--sizes 512 1024] [fp32 bf16 plain separated maskrcnn]
+    python benchmarks/inference.py fp32 fp32/300                         # 300 instead of 1000 proposals
 
-`plain`: the algorithm of the original, written plainly, in fp32 (examples/plain_seamless.py); `separated`: the same,
-but for its large average pool, which goes along one axis after the other. `maskrcnn`: torchvision's
-maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff. Many images, also on a GPU:
-benchmarks/throughput.py.
+The first side is what the others are compared with. `plain`: the algorithm of the original, written plainly, in fp32
+(examples/plain_seamless.py); `separated`: the same, but for its large average pool, which goes along one axis after the
+other. `maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff. Many images, also
+on a GPU: benchmarks/throughput.py.
 
 Weights are random. Every side works on the same JPEG at the same input size, with 1000 proposals and 100 detections:
 ours and the plain ones make up classes and scores of the first 100 proposals; the class layer of Mask R-CNN gets a bias
@@ -29,6 +30,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 Run = Callable[[], None]
+SIDES = ("fp32", "bf16", "plain", "separated", "maskrcnn")
 
 
 def ours(side: int, photo: Path, out: Path, name: str) -> Run:
@@ -44,7 +46,9 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
     from seamseg.predicting.writers import make_writers
 
     plain = name in ("plain", "separated")
-    predictor = random_predictor(torch.device("cpu"), side, "fp32" if plain else name, folded=not plain)
+    precision, _, proposals = ("fp32" if plain else name).partition("/")
+    overrides = (f"rpn.num_post_nms_val={proposals or 1000}",)
+    predictor = random_predictor(torch.device("cpu"), side, precision, folded=not plain, overrides=overrides)
     if plain:
         predictor = plain_predictor(predictor, name == "separated")
     network: Any = predictor.network
@@ -98,7 +102,7 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
 
     photo = folder / f"street{side}.jpg"
     write_synthetic_image(photo, (side, side * 767 // 512))
-    first, *others = names = [*arguments.precision, *arguments.what]
+    first, *others = names = arguments.sides
     runs = {n: peer(side, photo, folder / n) if n == "maskrcnn" else ours(side, photo, folder / n, n) for n in names}
     times = in_turns(runs, arguments.rounds)
     table: dict[str, Any] = {"load": os.getloadavg()[0]}
@@ -118,18 +122,14 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    everything = ["plain", "separated", "maskrcnn"]
-    parser.add_argument("what", nargs="*", default=everything, help=f"peers of {', '.join(everything)} (default: all)")
+    parser.add_argument("sides", nargs="*", default=SIDES, help=f"sides to time: {', '.join(SIDES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: %(default)s)")
-    parser.add_argument("--sides", type=int, nargs="+", default=[512, 1024], help="shortest sides (default: both)")
-    parser.add_argument(
-        "--precision", nargs="+", default=["fp32", "bf16"], help="precisions of ours (default: fp32 bf16)"
-    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024], help="heights in pixels (default: both)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    if unknown := set(arguments.what) - set(everything):
-        parser.error(f"{unknown.pop()}: choose from {', '.join(everything)}")
+    if unknown := {side.partition("/")[0] for side in arguments.sides} - set(SIDES):
+        parser.error(f"{unknown.pop()}: choose from {', '.join(SIDES)}")
     from seamseg.utils import process_settings
 
     # as the command line does it, for all sides; docs/reference/performance.md
@@ -141,7 +141,7 @@ def main() -> None:
     facts: dict[str, Any] = {"torch": torch.__version__, "threads": arguments.threads, "cpu": processor()}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
-        tables = {side: compare(side, arguments, Path(folder)) for side in arguments.sides}
+        tables = {side: compare(side, arguments, Path(folder)) for side in arguments.sizes}
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(facts | tables, indent=1))
 

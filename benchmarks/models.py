@@ -36,12 +36,7 @@ def demo(folder: Path) -> Any:
     """Build the network of the demo, at its own size."""
     from networks import random_predictor
 
-    from seamseg.config import load_config
-
-    name = "toy_city_r18"
-    side = load_config(name).dataloader.shortest_size
-    assert side is not None
-    return random_predictor(torch.device("cpu"), side, config=name)
+    return random_predictor(torch.device("cpu"), config="toy_city_r18")
 
 
 def detector(folder: Path) -> Any:

@@ -30,10 +30,11 @@ def random_predictor(
     precision: str = "fp32",
     config: str = "vistas_r50",
     folded: bool = True,
+    overrides: tuple[str, ...] = (),
 ) -> Predictor[Panoptic]:
     """Return a predictor with weights of a fixed seed and as many classes as Mapillary Vistas."""
     torch.manual_seed(0)
-    options = load_config(config)
+    options = load_config(config, overrides=overrides)
     metadata = Metadata(
         28, 37, [f"class {i}" for i in range(65)], [tuple(row) for row in distinct_colors(65).tolist()], list(range(65))
     )
@@ -48,7 +49,7 @@ def random_predictor(
 def busy(net: PanopticNet) -> PanopticNet:
     """Return the network, which finds :data:`DETECTIONS` things of made-up scores on every image.
 
-    They are the first of its 1000 proposals, near their anchors; those that it would select itself are computed, too.
+    They are the first of its proposals, near their anchors; those that it would select itself are computed, too.
     """
     options = net.options
     chosen, select = options.proposals, options.selector

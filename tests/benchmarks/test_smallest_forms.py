@@ -33,8 +33,8 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "fusion": ("--rounds 1 --json OUT", CASE),
     "gpu": ("--device cpu --small --steps build,fusion,tables --out OUT", r"fusion +done"),
     "inference": (
-        "--rounds 1 --sides 64 --precision fp32 --json OUT plain maskrcnn",
-        r"plain takes \d.*\n.*maskrcnn takes \d",
+        "fp32 plain maskrcnn fp32/300 --rounds 1 --sizes 64 --json OUT",
+        r"plain takes \d.*\n.*maskrcnn takes \d.*\n.*fp32/300 takes \d",
     ),
     "int8": ("--train 2 --val 1 --epochs 1 --calibrate 1 --rounds 1 --json OUT", r"onnx int8 +\d.*PQ"),
     "kernels": ("6000 backward noise --rounds 1 --json OUT", CASE),
