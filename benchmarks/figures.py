@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PERFORMANCE = "docs/reference/performance.md"
+FASTER = "docs/how-to/faster_inference.md"
 INPLACE_ABN = "docs/design/inplace_abn.md"
 PAGES = ("README.md", PERFORMANCE, INPLACE_ABN)
 """Pages of which each table row with a figure is compared."""
@@ -77,6 +78,7 @@ def figures() -> list[Figure]:
         _original,
         _plain,
         _inference,
+        _proposals,
         _memory,
         _models,
         _kernels,
@@ -172,6 +174,12 @@ def _inference() -> Iterator[Figure]:
             peer = "torchvision Mask R-CNN (smaller, things only)"
             text = f"| inference, 512x767, fp32 | {{}} s | {peer} {{}} s | {{}}x faster |"
             yield Figure("README.md", text, values)
+
+
+def _proposals() -> Iterator[Figure]:
+    table = load("proposals")
+    text = "{} times the CPU time at 512x767, {} at 1024x1534"
+    yield Figure(FASTER, text, tuple(table[side]["fp32/300/fp32 cpu"] for side in ("512", "1024")))
 
 
 def _memory() -> Iterator[Figure]:
