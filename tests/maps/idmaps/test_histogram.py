@@ -98,12 +98,14 @@ def test_wrong_arguments():
     three = np.zeros(3, int)
     for function, a, b, error, words in (
         (joint_histogram, three, np.zeros((1, 3), int), ValueError, r"the same shape, got \(3,\) and \(1, 3\)"),
+        (joint_histogram, np.zeros((1, 3), int), three, ValueError, r"the same shape, got \(1, 3\) and \(3,\)"),
         (joint_histogram, np.zeros(3), three, TypeError, "a must hold integers, got float64"),
         (joint_histogram, three, torch.zeros(3).bfloat16(), TypeError, r"b must hold integers, got torch\.bfloat16"),
         (joint_histogram, three - 1, three, ValueError, "must not be negative"),
-        (joint_histogram, three + 2**40, three + 2**40, ValueError, "too large"),
+        (joint_histogram, three + 2**62 - 1, three + 1, ValueError, "too large"),
         (functions.joint_histogram, three, np.zeros(5, int), ValueError, "the same shape"),
         (functions.joint_histogram, three, np.zeros(3, complex), ValueError, "integers, got complex128"),
     ):
         with pytest.raises(error, match=words):
             function(a, b)
+    assert joint_histogram(three + 2**62 - 2, three + 1)[0].tolist() == [[2**62 - 2, 1]], "the largest label"

@@ -59,15 +59,15 @@ def test_losses_look_at_no_more_anchors_than_there_are_samples():
 # Proposals
 
 
-@pytest.mark.parametrize("min_size", [0, 16, 10**4])
-def test_padded_proposals_are_those_of_a_call(min_size):
+@pytest.mark.parametrize(("min_size", "most"), [(0, 100), (0, 1), (16, 100), (10**4, 100)])
+def test_padded_proposals_are_those_of_a_call(min_size, most):
     torch.manual_seed(0)
-    counts = {"num_pre_nms_train": 300, "num_post_nms_train": 100}
+    counts = {"num_pre_nms_train": 300, "num_post_nms_train": most}
     generator = ProposalGenerator(rpn(min_size=min_size, **counts))
     anchors = ops("rpn/anchors")
     arguments = (torch.randn(3, len(anchors)), torch.randn(3, len(anchors), 4) * 0.1, anchors, [(96, 128)] * 3, True)
     boxes, counts = generator.padded(*arguments)
-    assert boxes.shape == (3, 100, 4)
+    assert boxes.shape == (3, most, 4)
     for rows, count, wanted in zip(boxes, counts.tolist(), generator(*arguments)):
         assert rows[count:].isnan().all()
         assert (wanted is None) == (count == 0)
