@@ -47,11 +47,7 @@ class FusedMap:
 
 
 def fuse_plainly(
-    prediction: Prediction[Any],
-    num_stuff: int,
-    score_threshold: float = 0.5,
-    overlap_threshold: float = 0.5,
-    min_stuff_area: int = 4096,
+    prediction: Prediction[Any], num_stuff: int, score_threshold: float, overlap_threshold: float, min_stuff_area: int
 ) -> FusedMap:
     """Compute :func:`fuse` as the paper describes it, with masks of the whole image: the oracle of its tests."""
     p = prediction.on_cpu()

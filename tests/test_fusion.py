@@ -142,6 +142,14 @@ def test_more_ids_than_int16_holds(monkeypatch, device):
     assert found.ids.max() == count + 1
 
 
+def test_operators_leave_a_large_map_at_the_size_of_the_network(monkeypatch):
+    prediction, parameters = golden_case("a")
+    for pixels, size in ((50 * 31, prediction.size), (50 * 31 + 1, (50, 31))):
+        monkeypatch.setattr(fusion, "LARGE_PIXELS", pixels)
+        monkeypatch.setattr(fusion, "_has_kernels", lambda _: True)
+        assert fuse(prediction, *parameters, native_size=(50, 31)).ids.shape == size
+
+
 def downloaded(monkeypatch, prediction):
     """The arrays of a prediction whose class map is kept as if it were on a GPU."""
     monkeypatch.setattr(fusion, "_has_kernels", lambda p: isinstance(p.scores, torch.Tensor))
@@ -196,7 +204,7 @@ def test_semantic_things_without_detection_are_crowds():
     assert fuse(Prediction(*nothing, None, (1, 4)), 2).ids.sum() == 0
 
 
-def test_stuff_of_at_least_the_least_area_is_kept():
+def test_stuff_of_at_least_the_least_area_is_kept(monkeypatch):
     """4096 pixels by default; a class whose pixels are fewer is void."""
     semantic = torch.zeros(2, 4096, dtype=torch.long)
     semantic[1], semantic[1, 0] = 1, 2
@@ -205,6 +213,9 @@ def test_stuff_of_at_least_the_least_area_is_kept():
     assert fuse(prediction, 3).categories == [VOID, 0]
     assert fuse(prediction, 3, min_stuff_area=4095).categories == [VOID, 0, 1]
     assert fuse(prediction, 3, min_stuff_area=4097).categories == [VOID]
+    found, wanted = fused_twice(monkeypatch, prediction, "cpu", 3, min_stuff_area=0)
+    check_same(found, wanted)
+    assert found.categories == [VOID, 0, 1, 2], "of a single pixel"
 
 
 @pytest.mark.parametrize("by_nearest", [False, True])
@@ -252,14 +263,14 @@ def test_native_size_is_that_of_pillow(height, width, new_height, new_width):
     assert [s.id for s in result.segments] == [i for i in np.unique(wanted).tolist() if i > 0]
 
 
-@pytest.mark.parametrize("size", [(8, 13), (4, 7), (3, 40), (4, 6)])
+@pytest.mark.parametrize("size", [(8, 13), (4, 7), (8, 6), (3, 40), (4, 6)])
 def test_a_large_map_is_an_array_only_when_it_is_read(size, monkeypatch):
     ids = np.array([[0, 1, 1, 0, 2, 2], [0, 1, 3, 3, 2, 2], [4, 1, 3, 0, 0, 2], [4, 4, 4, 4, 4, 5]], np.int32)
     fused = FusedMap(ids, [VOID, 3, 0, 2, 1, 3], [0.0, 0.75, 1.0, 0.5, 1.0, 0.2], [False] * 6)
     wanted = to_result(fused, size, 2)
     monkeypatch.setattr("seamseg.fusion.LARGE_PIXELS", 1)
     result = to_result(fused, size, 2)
-    assert isinstance(result.id_rows, ResizedIds) == (size in ((8, 13), (4, 7))), "if no side is shorter"
+    assert isinstance(result.id_rows, ResizedIds) == (size in ((8, 13), (4, 7), (8, 6))), "if no side is shorter"
     assert result.segments == wanted.segments
     assert result.size == size
     copy = pickle.loads(pickle.dumps(result))

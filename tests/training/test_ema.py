@@ -107,7 +107,10 @@ def test_without_a_saved_average_it_starts_from_the_current_weights():
         assert all(torch.equal(state[part][key], value) for key, value in tensors.items())
 
 
-@pytest.mark.parametrize("damage", [{"rpn_head": 3}, {"rpn_head": {"bias": torch.zeros(3)}}, {"updates": 3}])
+@pytest.mark.parametrize(
+    "damage",
+    [{"rpn_head": 3}, {"rpn_head": {"bias": torch.zeros(3)}}, {"updates": 3}, {"updates": torch.zeros(3).long()}],
+)
 def test_the_average_of_another_network_is_refused(damage):
     worker = Worker(ema=0.9)
     worker.step(0)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from seamseg.config import load_config
 from seamseg.config.kinds import KINDS
 from seamseg.models.network import Losses
-from seamseg.training.losses import MAX_OVERFLOWS, Diverged, LossCheck, LossMeans
+from seamseg.training.losses import MAX_OVERFLOWS, Diverged, InvalidStep, LossCheck, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import LossAverage, Stepper, StepResult, combine_losses, preview_losses
 from seamseg.utils.distributed import World
@@ -48,6 +48,8 @@ def test_losses_are_read_once_an_interval():
     assert log.recent.pop_means() == {"obj_loss": 1.0, "sem_loss": 1.0, "loss": 2.0}
     assert log.epoch.means()["loss"] == pytest.approx(10 / 3)
     assert "grad_norm" not in log.epoch.state
+    options = TrainerOptions(1, {}, log_interval=7)
+    assert [LossCheck(options, World(device=torch.device(name))).interval for name in ("cpu", "cuda")] == [1, 7]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -109,6 +111,19 @@ def test_the_first_bad_step_stops_the_training():
     add(checked, 2, ["b", "c"], (1.0, 100.0), 101.0)
     with pytest.raises(Diverged, match=r"^training stopped at step 2: loss = 101 is above .* \(images b, c\); lower "):
         checked.state_dict()
+
+
+def test_losses_are_named_before_gradients_and_the_first_step_before_later_ones(monkeypatch):
+    gradient, loss = InvalidStep(3, ["a"], "gradient norm = inf", False), InvalidStep(3, ["b"], "loss = nan", True)
+    for found, problems in (
+        ([gradient, None, loss, InvalidStep(4, ["c"], "loss = inf", True)], r"loss = nan \(process 2, images b\)"),
+        ([None, gradient], r"gradient norm = inf \(process 1, images a\)"),
+    ):
+        monkeypatch.setattr("seamseg.training.losses.gather_objects", lambda *_, found=found: found)
+        log = check_of()
+        add(log, 3, ["a"], (1.0, 2.0), 3.0, norm=float("inf"))
+        with pytest.raises(Diverged, match=rf"^training stopped at step 3: {problems}; lower "):
+            log.check()
 
 
 @pytest.mark.parametrize("name", ["weight", "running_var"])

@@ -352,7 +352,14 @@ burn_in_steps = 200
             """scheduler.params='{"gamma": 0.1, "milestones": [288000, 352000]}'""",
         ),
         ("accumulate = 2", "epoch", 4, "set optimizer.accumulate=4, or by the linear rule optimizer.step_images=4 "),
-        ("step_images = 4\nlr = 0.1", "epoch", 6, "set by the linear rule optimizer.step_images=6 optimizer.lr=0.15 "),
+        (
+            "step_images = 4\nlr = 0.1",
+            "epoch",
+            6,
+            "set by the linear rule optimizer.step_images=6 optimizer.lr=0.15 scheduler.burn_in_steps=133",
+        ),
+        ("step_images = 4", "epoch", 3, "optimizer.lr=0.0075 scheduler.burn_in_steps=267"),
+        ("step_images = 1", "epoch", 500, "optimizer.lr=5 scheduler.burn_in_steps=1"),
         ("", "batch", 8, None),
         ("lr = 0.1", "batch", 1, None),
         ("step_images = 1", "batch", 1, None),
@@ -377,6 +384,17 @@ def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():
     params = {"step_size": 1, "gamma": 0.5}
     found = schedule([1.0], 10, type="step", params=params, epochs=3, update_mode="epoch", burn_in_steps=4)
     assert [found.factor(*at) for at in ((4, 0), (5, 0), (15, 1), (30, 2))] == [1.0, 1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(("mode", "tried"), [("batch", [0, 1, 7, 15, 22, 30]), ("epoch", [0, 1, 2])])
+def test_a_curve_is_tried_before_the_training(mode, tried):
+    """At both ends and the quarters, so that most mistakes of a user's curve stop a training that has not begun."""
+    seen, section = [], replace(default_config().scheduler, epochs=3, update_mode=mode)
+    LRSchedule(lambda t, total, keys: seen.append(t) or 1.0, None, section, [1.0], 10)
+    assert sorted(seen) == tried
+    for factor in (-0.5, np.inf, np.nan):
+        with pytest.raises(InputError, match=f"the factor of the learning rate at 0 is {factor}"):
+            LRSchedule(lambda *_, factor=factor: factor, None, section, [1.0], 10)
 
 
 def test_beyond_the_end_poly_stays_zero():

@@ -97,12 +97,12 @@ def test_dagger_has_no_threshold_for_stuff_and_divides_by_the_ground_truth():
         ([[2, 3]], [SegmentInfo(1, 0)], "id 2 is in the predicted map but not among its segments (and 1 more)"),
         ([[1, 1]], [SegmentInfo(1, 0), SegmentInfo(2, 0)], "predicted segment 2 has no pixel"),
         ([[0, 2]], [SegmentInfo(0, 0)], "id 2 is in the predicted map but not among its segments"),
-        ([[1, 1]], [SegmentInfo(1, 9)], "class 9"),
+        ([[1, 1]], [SegmentInfo(1, 9)], "class 9; classes are 0 to 2"),
         ([[1, 1, 1]], [SegmentInfo(1, 0)], "3 x 1"),
     ],
 )
 def test_contradictions_are_errors_that_name_the_image(pred, segments, words):
-    quality = PanopticEvaluator(classes([1]))
+    quality = PanopticEvaluator(classes([1, 1, 0]))
     with pytest.raises(InputError, match="image street") as error:
         quality.add(np.array([[1, 1]]), [SegmentInfo(1, 0)], np.array(pred), segments, name="street")
     assert words in str(error.value)
@@ -123,4 +123,4 @@ def test_sums_are_exact_beyond_floats():
     quality = PanopticEvaluator(classes([1]))
     quality.add(np.array([[1, 1, 1]]), [SegmentInfo(1, 0)], np.array([[1, 1, 0]]), [SegmentInfo(1, 0)])
     quality.load_state(quality.state() * 3_000_000)
-    assert quality.scores().SQ == 2 / 3
+    assert (quality.scores().SQ, quality.scores().n_images) == (2 / 3, 3_000_000)
