@@ -68,6 +68,12 @@ def test_objects(result):
     assert bare.masks is None
     assert bare[0].mask is None
     assert bare[0].area == 15 * 30
+    assert bare.shares() == [("car", 1, True, 450 / 5400), ("car", 1, True, 675 / 5400), ("bus", 3, True, 1350 / 5400)]
+    for found in (result, bare):
+        numbers = found.index_map(SIZE)
+        # the first car before the bus, for its score or its smaller box
+        assert numbers[[20, 20, 2, 50, 59], [35, 25, 2, 65, 0]].tolist() == [1, 1, 3, 2, 0]
+        assert found.to_json(masks=True)["segments"] == [entry for _, entry in found.entries()]
     assert all("segmentation" not in entry for entry in bare.to_coco())
 
 
@@ -88,11 +94,12 @@ def test_only_some_classes_and_equality(result):
     with pytest.raises(InputError, match="no class 'tram'"):
         result.only("tram")
     assert Detections.of(prediction(), SIZE, CLASSES, Thresholds(0.5), [1, 2]) == result[:2]
+    assert Detections.of(prediction(), SIZE, CLASSES, Thresholds(0.6)).names == ["car"], "above the threshold"
     assert Detections.of(prediction(), SIZE, CLASSES, classes=[3]).names == ["bus"]
     assert result == Detections.of(prediction(), SIZE, CLASSES)
     for other in (Detections.of(prediction(), (61, 90), CLASSES), Detections.of(prediction(False), SIZE, CLASSES)):
         assert result != other
-    for other in (result[1], replace(result[0], crop=~result[0].crop), "car"):
+    for other in (result[1], replace(result[0], crop=~result[0].crop), replace(result[0], score=0.5), "car"):
         assert result[0] != other
 
 

@@ -9,12 +9,14 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools import mask
 from support.onnx_scenes import CLASSES
 
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
 
 CITY = replace(CLASSES, categories=["road", "sky", "person <b>", "car"])
@@ -55,13 +57,27 @@ def test_properties(result):
         ("road", 0, False, 2200 / 4800), ("car", 3, True, 0.125), ("person <b>", 2, False, 150 / 4800)
     ]  # fmt: skip
     assert repr(result) == "Panoptic(80 x 60: 1 car, road, person <b> (crowd))"
+    assert repr(replace(result, segments=result.segments[::-1])) == repr(result), "by area"
     assert repr(empty()) == "Panoptic(5 x 4: no segments)"
     assert (empty().classes == VOID).all()
+    numbers = result.index_map((60, 80))
+    assert [numbers[50, 5], numbers[20, 30], numbers[2, 2], numbers[20, 60]] == [1, 2, 0, 0]
+    for entry, number in zip(result.to_json(masks=True)["segments"], (1, 2), strict=True):
+        assert np.array_equal(mask.decode(entry["segmentation"]).astype(bool), numbers == number)
+
+
+def test_of_the_output_of_a_network():
+    nothing = np.zeros(0, np.float32)
+    classes = np.zeros((60, 80), np.uint8)
+    found = Prediction(nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, classes, (60, 80))
+    assert [(s.name, s.area) for s in Panoptic.of(found, (30, 40), CITY).segments] == [("road", 1200)]
+    assert Panoptic.of(found, (30, 40), CITY, classes=[1]).segments == []
 
 
 def test_equality_and_only(result):
     assert result == Panoptic.of_map(bare(), CITY)
     assert empty() != result != "result"
+    assert replace(result, segments=result.segments[:1]) != result, "of the same ids"
     kept = result.only("car")
     assert [s.name for s in kept.segments] == ["car"]
     assert set(np.unique(kept.id_map)) == {0, 2}
@@ -81,6 +97,7 @@ def test_draw(result):
     picture = np.asarray(result.draw(labels=False))
     assert picture.shape == (60, 80, 3)
     assert tuple(picture[55, 70]) == ((200 + 128) // 2, (100 + 64) // 2, (50 + 128) // 2)
+    assert not np.array_equal(np.asarray(result.draw(labels=False, outlined=False)), picture)
     assert np.array_equal(np.asarray(result.draw(opacity=0, labels=False, outlined=False)), result.image)
     colours = np.asarray(result.draw(opacity=1, labels=False, outlined=False))
     assert tuple(colours[20, 30]) == (0, 0, 142)
@@ -94,8 +111,9 @@ def test_draw(result):
     assert not np.array_equal(np.asarray(result.draw()), picture), "labels are not drawn"
     with pytest.raises(InputError, match="opacity"):
         result.draw(opacity=1.5)
-    with pytest.raises(InputError, match="H x W x 3 uint8"):
-        result.draw(np.zeros((4, 4)))
+    for wrong in (np.zeros((4, 4)), np.zeros((4, 4, 3, 3), np.uint8)):
+        with pytest.raises(InputError, match="H x W x 3 uint8"):
+            result.draw(wrong)
 
 
 def test_notebook(result, tmp_path):
@@ -140,8 +158,9 @@ def test_save_pictures(result, tmp_path, ending, kind):
     with Image.open(path) as picture:
         assert picture.format == kind
         assert picture.size == (80, 60)
-        if kind == "PNG":
-            assert np.array_equal(np.asarray(picture), np.asarray(result.draw(opacity=0.2)))
+    buffer = BytesIO()
+    result.draw(opacity=0.2).save(buffer, kind, **({} if kind == "PNG" else {"quality": 92}))
+    assert path.read_bytes() == buffer.getvalue()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     saved = result.save(tmp_path / "street.json")
     assert set(np.unique(read_id_png(tmp_path / "street" / "street.png"))) > {0}

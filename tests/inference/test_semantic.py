@@ -43,6 +43,14 @@ def test_properties(result):
     chosen = SemanticMap.of(prediction(), (4, 6), CLASSES, classes=[1])
     assert np.unique(chosen.classes).tolist() == [1, VOID]
     assert repr(result) == "SemanticMap(6 x 4: sky, road, human--person)"
+    assert repr(SemanticMap(np.array([[0, 1, 1]], np.uint8), metadata=CLASSES)) == "SemanticMap(3 x 1: road, sky)"
+    assert result.shares() == [("sky", 0, False, 1 / 3), ("road", 1, False, 1 / 3), ("human--person", 2, False, 1 / 3)]
+    assert [(c, e["category_id"], e["class"], e["score"], e["bbox"], e["area"]) for c, e in result.entries()] == [
+        (0, 0, "sky", None, [0, 0, 4, 2], 8),
+        (1, 1, "road", None, [4, 0, 2, 4], 8),
+        (2, 2, "human--person", None, [0, 2, 4, 2], 8),
+    ]
+    assert {e["image_id"] for e in result.to_coco()} == {0}
     entries = result.to_coco("a")
     assert [e["category_id"] for e in entries] == [0, 1, 2]
     assert np.array_equal(mask.decode(entries[1]["segmentation"]).astype(bool), result.mask("road"))

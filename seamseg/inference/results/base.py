@@ -18,7 +18,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.images import open_image, pixels_of
-from seamseg.maps.panoptic_map import VOID, PanopticResult
+from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import encode_thumbnail, figure_html
 from seamseg.maps.visualize.palette import distinct_colors
@@ -277,8 +277,7 @@ class ImageResult(ABC):
         library, labels = import_library("fiftyone", "pip install fiftyone"), {}
         classes, objects = self._class_map(), self._objects()
         if classes is not None:
-            # 255 only if there are 255 classes
-            mask = np.where(classes == VOID, 0, classes.astype(np.uint16) + 1).astype(np.uint8)
+            mask = classes + np.uint8(1)  # void, 255, becomes 0
             labels["segmentation"] = library.Segmentation(mask=mask)
         if objects is not None:
             found = [_fiftyone_detection(library, one, self.size) for one in objects]

@@ -299,9 +299,9 @@ def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> T
 
 
 def of_class(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the outputs `M x ...` of the true class from `M x things x ...`; of the first class for background."""
+    """Return the outputs `M x ...` of the true class from `M x things x ...`; of the last class for background."""
     rows = torch.arange(labels.shape[0], device=labels.device)
-    return logits[rows, (labels - 1).clamp(min=0)].float()
+    return logits[rows, labels - 1].float()
 
 
 def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,7 +70,6 @@ class WeightAverage:
         """
         return {**self._by_part(), _COUNT: self._updates}
 
-    @torch.no_grad()
     def load_state_dict(self, state: Any, source: str) -> None:
         """Restore a saved average; InputError if it belongs to another network or is damaged."""
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None

@@ -160,6 +160,8 @@ def test_layers_overlap():
     ids = torch.cat([id_map((0, 0, 60, 60)), torch.where(id_map((20, 20, 40, 40)) > 0, 2, 0).int()])
     guess = prediction([(0, 0, 60, 60), (20, 20, 40, 40)], [0, 1], [0.9, 0.9])
     assert evaluated([((ids, [VOID, 1, 2], [0, 0, 0], guess), "a")]).box.AP == ONE
+    found = image_instances(CLASSES, ids, [VOID, len(CLASSES), 2], [0, 0, 0], guess, "a").ground_truth
+    assert [instance.category for instance in found] == [1], "of known classes"
 
 
 def test_detections_are_resized_to_the_image():

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 
 from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
-from seamseg.maps.evaluation.scores import pixel_iou_titles
+from seamseg.maps.evaluation.scores import (
+    APScores,
+    ClassAP,
+    ClassIoU,
+    DetectionScores,
+    InstanceScores,
+    MappedClasses,
+    SemanticScores,
+    pixel_iou_titles,
+)
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 
 
@@ -68,8 +79,43 @@ def test_table_is_in_percent_and_lists_what_occurs():
     assert any(line.split() == ["road", "stuff", "66.67", "66.67", "100.00", "66.67", "1", "0", "0"] for line in lines)
     assert sum(line.startswith("car") for line in lines) == 1
     assert "1 image;" in lines[-1]
+    first = next(k for k, line in enumerate(lines) if line.startswith("class"))
+    assert len(set(map(len, lines[first : first + 3]))) == 1, "columns below their heads"
+    assert scores().advice() == ""
     nothing = PanopticEvaluator([ClassInfo("road", 7, False)]).scores()
     assert nothing.table().splitlines()[1].split() == ["all", "-", "-", "-", "-", "-", "0/1"]
+    assert nothing.advice().startswith("no detection is above")
+
+
+def test_average_precision():
+    classes = [ClassInfo("car", 26, True), ClassInfo("bus", 28, True)]
+    box, mask = (APScores(*[ap] * 6, [ClassAP(classes[0], ap), ClassAP(classes[1], math.nan)]) for ap in (0.5, 0.25))
+    found = DetectionScores(n_images=2, instances=InstanceScores(box, mask))
+    assert found.line() == "box AP 50.00 (AP50 50.00, AP75 50.00)  mask AP 25.00 (AP50 25.00, AP75 25.00)"
+    words = [line.split() for line in found.table().splitlines()]
+    assert words[1:3] == [["boxes", *["50.00"] * 6], ["masks", *["25.00"] * 6]]
+    assert ["car", "50.00", "25.00"] in words
+    assert not any(line[:1] == ["bus"] for line in words)
+    content = found.to_json()
+    assert (content["det_map"], content["msk_map"], content["n_images"]) == (0.5, 0.25, 2)
+    assert content["mask"]["per_class"] == {"car": 0.25, "bus": None}
+
+
+def test_pixels_and_classes_that_a_model_lacks():
+    road, car, sky = (ClassInfo(name, k, False) for k, name in enumerate(("road", "car", "sky")))
+    per_class = [ClassIoU(road, 0.5), ClassIoU(car, 0.25), ClassIoU(sky, math.nan)]
+    found = SemanticScores(n_images=1, mIoU=0.375, accuracy=0.75, per_class=per_class)
+    words = [line.split() for line in found.table().splitlines()]
+    for line in (["mean", "37.50"], ["pixels", "75.00"], ["road", "50.00"], ["car", "25.00"]):
+        assert line in words
+    assert not any(line[:1] == ["sky"] for line in words)
+    assert found.to_json()["per_class"]["sky"] == {"id": 2, "isthing": False, "IoU": None}
+    mapped = MappedClasses("a.json", {road: ["street"], car: [], sky: ["air"]}, ["tree"])
+    lines = replace(found, mapped=mapped).table().splitlines()
+    assert lines[-2:] == [
+        "classes of the model mapped by a.json; 1 of them are void",
+        "it has none for car, which count as missed; without these: mIoU 50.00",
+    ]
 
 
 def test_json_holds_fractions_and_null():

@@ -152,9 +152,11 @@ def test_leading_rows():
 
 def test_rows_of_weight_0_count_in_no_loss():
     torch.manual_seed(0)
-    labels, weights = torch.tensor([2, 0, 1, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0])
-    cls, errors = torch.randn(5, 4), torch.randn(5, 4)
-    assert_close(class_loss(cls, labels, weights), class_loss(cls[:3], labels[:3]))
-    assert_close(box_loss(errors, labels, weights), box_loss(errors[:3], labels[:3]))
+    labels, cls, errors = torch.tensor([2, 0, 1, 0, 0]), torch.randn(5, 4), torch.randn(5, 4)
+    for count in (3, 1):
+        weights = (torch.arange(5) < count).float()
+        labels = labels * weights.long()
+        assert_close(class_loss(cls, labels, weights), class_loss(cls[:count], labels[:count]))
+        assert_close(box_loss(errors, labels, weights), box_loss(errors[:count], labels[:count]))
     nothing = torch.zeros(5)
     assert class_loss(cls, labels * 0, nothing) == box_loss(errors, labels * 0, nothing) == 0

@@ -65,8 +65,10 @@ def test_images_without_ground_truth_give_negatives_when_asked():
 
 
 def test_nothing_left_outside_the_crowd_gives_nothing():
-    boxes = torch.tensor([[0.0, 0, 10, 10]])
-    assert ProposalMatcher(roi()).batch([boxes], [things(boxes, torch.ones(20, 20, dtype=torch.bool))]) == [None]
+    boxes, crowd = torch.tensor([[0.0, 0, 10, 10]]), torch.ones(20, 20, dtype=torch.bool)
+    assert ProposalMatcher(roi()).batch([boxes], [things(boxes, crowd)]) == [None]
+    (sample,) = ProposalMatcher(roi(void_threshold=0)).batch([boxes], [things(boxes, crowd)])
+    assert sample.match.tolist() == [0, 0], "a threshold of 0 ignores crowds"
 
 
 # Targets and losses
@@ -166,11 +168,17 @@ def test_levels_are_counted_from_the_first_in_use():
 # Head
 
 
-def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
+def test_mask_logits_of_some_rows_still_use_the_statistics_of_all(norm, monkeypatch):
+    """In-place ABN enlarges these rows only."""
     torch.manual_seed(0)
-    head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN)
+    head, seen = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, norm), []
+    if norm is InPlaceABN:
+        enlarge = head.conv.bn_up.upsample_rows
+        monkeypatch.setattr(head.conv.bn_up, "upsample_rows", lambda *args: seen.append(args[1]) or enlarge(*args))
     x, rows = torch.randn(5, 6, 14, 14), torch.tensor([3, 1])
     assert_close(head.masks(x, rows), head.masks(x)[rows])
+    assert len(seen) == (norm is InPlaceABN)
     head.masks(x, rows[:0]).sum().backward()
     assert head.conv.conv1.weight.grad is not None
 

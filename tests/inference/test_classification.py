@@ -1,0 +1,57 @@
+"""The result of a classifier."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.onnx_scenes import CLASSES
+
+from seamseg.inference.results.classification import Classification
+from seamseg.maps.predictions import Prediction
+
+SHARES = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
+
+
+def of(logits, classes=None):
+    nothing = np.zeros(0, np.float32)
+    found = Prediction(nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, (2, 3), logits=logits)
+    return Classification.of(found, (60, 80), CLASSES, classes=classes)
+
+
+def test_probabilities_are_those_of_the_logits():
+    with np.errstate(divide="ignore"):
+        logits = np.log(SHARES) + 700
+    assert of(logits).probabilities.dtype == np.float32
+    assert of(logits).probabilities == pytest.approx(SHARES, rel=1e-4)
+    assert of(logits, [0, 3]).probabilities == pytest.approx([2 / 3, 0, 0, 1 / 3], rel=1e-4), "of these classes"
+    assert of(logits).size == (60, 80)
+
+
+def test_the_best_classes():
+    found = Classification(SHARES, (60, 80), metadata=CLASSES)
+    first = CLASSES.categories[2]
+    assert found.top(2) == [(first, 0.625), (CLASSES.categories[0], 0.25)]
+    assert found.counts() == {first: 1}
+    assert found.to_coco()[0] == {"image_id": 0, "category_id": 2, "score": 0.625}
+    assert found.to_coco("a")[0]["image_id"] == "a"
+    assert found.entries()[0] == (2, {"category_id": 2, "class": first, "score": 0.625})
+    assert repr(found).startswith(f"Classification(80 x 60: {first} 62%, ")
+
+
+def test_equality():
+    found = Classification(SHARES, (60, 80), metadata=CLASSES)
+    assert found == Classification(SHARES.copy(), (60, 80), metadata=CLASSES)
+    for shares, size in ((SHARES, (60, 81)), (SHARES[::-1], (60, 80))):
+        other = Classification(shares, size, metadata=CLASSES)
+        assert found != other
+        assert other != found
+    assert found != "car"
+
+
+def test_names_are_written_in_proportion_to_the_image():
+    found = Classification(SHARES, (60, 80), metadata=CLASSES)
+    heights = []
+    for side in (100, 240, 480):
+        drawn = np.asarray(found.draw(Image.new("RGB", (side, side), (9, 9, 200))))
+        heights.append(np.ptp(np.nonzero((drawn != (9, 9, 200)).any(-1))[0]) + 1)
+    assert heights[0] == heights[1]
+    assert 1.5 * heights[1] < heights[2] < 2.5 * heights[1]
