@@ -21,7 +21,6 @@ import pytest
 from PIL import Image
 from support.source_files import brush
 
-from seamseg.config.loader import config_from_string
 from seamseg.maps.evaluation.coco_ap import instances_of_map
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.matching import match_segments
@@ -68,17 +67,6 @@ def text(make: Callable[[int], object], read: Callable[..., object]) -> Callable
         return lambda: read(content)
 
     return prepare
-
-
-def ini(make: Callable[[int], str]) -> Callable[[int, Path], Callable[[], object]]:
-    """Read INI text as a configuration and a class list."""
-
-    def read(content: str) -> None:
-        for reader in (config_from_string, lambda given: parse_class_list(given.encode(), "classes.ini")):
-            with suppress(InputError):
-                reader(content)
-
-    return text(make, read)
 
 
 def photo_frame(folder: Path, content: object, size: int = 64, name: str = "labels.json") -> SourceFrame:
@@ -441,10 +429,6 @@ SLOW = {
     "many similar names": Case(
         text(lambda n: [f"c{k}" for k in range(n)], lambda known: did_you_mean("class", known)), 1 << 8, 1 << 18
     ),
-    "INI: a line of blanks": Case(ini(lambda n: f"[general]\na{' ' * n}b"), 1 << 18, MIB - 16),
-    "INI: lines without a key": Case(ini(lambda n: "[general]\na = 1\n" + " b\n" * n), 1 << 12, MIB // 3),
-    "INI: sections": Case(ini(lambda n: "".join(f"[s{k}]\nid = {k}\n" for k in range(n))), 1 << 10, 1 << 16),
-    "INI: keys": Case(ini(lambda n: "[classes]\n" + "".join(f"k{k} = a\n" for k in range(n))), 1 << 11, 1 << 16),
     "words of a message": Case(text(lambda n: "a" * 299 + " " + "b\0" * n, harmless), 1 << 10, MIB),
 }
 

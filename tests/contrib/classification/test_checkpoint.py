@@ -134,7 +134,6 @@ def test_files_that_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epoch": None}, "its training progress is missing"),
         ({"optimizer": None}, "has no optimizer state"),
         ({"optimizer": {"state": {}, "param_groups": [{"params": [0]}, {"params": [1]}]}}, "parameters a group"),
     ],

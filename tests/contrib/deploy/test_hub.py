@@ -167,12 +167,6 @@ def test_malformed_names_and_files_that_are_not_downloaded(fake_hub: FakeHub, ur
     assert fake_hub.requests == []
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert refusal(URI).startswith("needs huggingface_hub, which is not installed; ")
-    assert refusal(URI).endswith("pip install 'seamseg[hub]'")
-
-
 def test_a_package_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "huggingface_hub.py").write_text("raise ImportError('no httpx')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -274,14 +274,6 @@ def test_metadata_outputs_and_options_that_do_not_fit(tmp_path):
         seamseg.load(path)
 
 
-def test_a_missing_runtime_is_named(tmp_path, monkeypatch):
-    path = write_network(tmp_path / "net.onnx", record())
-    for device, package, extra in (("cpu", "onnxruntime", "onnx"), ("openvino", "openvino", "openvino")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(InputError, match=rf"pip install 'seamseg\[{extra}\]'"):
-            seamseg.load(path, device=device)
-
-
 PROGRAM = """
 import sys
 sys.modules["torch"] = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -233,8 +232,3 @@ def test_building_downloads_nothing() -> None:
 )
 def test_mistakes_are_a_line(body: str, overrides: tuple[str, ...], words: str) -> None:
     assert words in problem(body, *overrides)
-
-
-def test_without_timm() -> None:
-    with mock.patch.dict(sys.modules, timm=None):
-        assert "pip install 'seamseg[timm]'" in problem("timm:test_convnext")

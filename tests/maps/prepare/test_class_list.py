@@ -80,7 +80,7 @@ def test_ids_and_names_that_begin_with_a_number(tmp_path):
         ("nc: 3\nnames: [a, b]", "`nc` is 3, but `names` has 2$"),
         ("a: &a [x]\nnames: [*a, *a]", "`names` holds other things than names"),
         ("names: !!python/object/apply:os.system [ls]", "ConstructorError"),
-        ("names: " + "[" * 5000, "not a data set of YOLO"),
+        ("names: " + "[" * 1500, "not a data set of YOLO"),
     ],
 )
 def test_invalid_lists_of_yolo(tmp_path, text, match):

@@ -15,7 +15,7 @@ from seamseg.maps.toy_city.scene import TINY_FRACTION
 from seamseg.maps.toy_city.vehicles import Pose
 from seamseg.utils.errors import InputError
 
-SIZE = (128, 256)
+SIZE, SMALL = (128, 256), (64, 128)
 SCENES = 60
 
 
@@ -73,8 +73,8 @@ def test_every_class_and_special_case_occurs(scenes):
 
 
 def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
-    ids = generate_toy_city(tmp_path / "one", train=3, val=2, seed=5, size=SIZE, workers=1)
-    assert ids == generate_toy_city(tmp_path / "two", train=3, val=2, seed=5, size=SIZE, workers=2)
+    ids = generate_toy_city(tmp_path / "one", train=3, val=2, seed=5, size=SMALL, workers=1)
+    assert ids == generate_toy_city(tmp_path / "two", train=3, val=2, seed=5, size=SMALL, workers=2)
     assert len(set(ids)) == 5
     assert ids[0] == "toyville_000000_000019"
     files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.png"))
@@ -86,7 +86,7 @@ def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
     truth = tmp_path / "one" / "gtFine" / "train" / "toyville" / f"{ids[0]}_gtFine"
     instances = np.asarray(Image.open(f"{truth}_instanceIds.png")).astype(int)
     classes = np.asarray(Image.open(f"{truth}_labelIds.png"))
-    photo, rendered = render_scene(5, "train", 0, SIZE)
+    photo, rendered = render_scene(5, "train", 0, SMALL)
     assert np.array_equal(instances, rendered)
     assert np.array_equal(classes, _category(instances))
     picture = tmp_path / "one" / "leftImg8bit" / "train" / "toyville" / f"{ids[0]}_leftImg8bit.png"
@@ -94,12 +94,12 @@ def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
 
 
 def test_generating_again_adds_missing_scenes(tmp_path):
-    generate_toy_city(tmp_path, train=2, val=1, size=SIZE, workers=1)
+    generate_toy_city(tmp_path, train=2, val=1, size=SMALL, workers=1)
     photos = sorted(tmp_path.rglob("*_leftImg8bit.png"))
     photos[0].unlink()
     kept = photos[1].stat().st_mtime_ns
     steps: list[tuple[int, int]] = []
-    generate_toy_city(tmp_path, train=3, val=1, size=SIZE, workers=1, progress=lambda d, n: steps.append((d, n)))
+    generate_toy_city(tmp_path, train=3, val=1, size=SMALL, workers=1, progress=lambda d, n: steps.append((d, n)))
     assert photos[0].is_file()
     assert photos[1].stat().st_mtime_ns == kept
     assert steps == [(3, 4), (4, 4)]
@@ -107,9 +107,9 @@ def test_generating_again_adds_missing_scenes(tmp_path):
 
 
 def test_settings_must_match(tmp_path):
-    generate_toy_city(tmp_path, train=1, val=0, size=SIZE, workers=1)
+    generate_toy_city(tmp_path, train=1, val=0, size=SMALL, workers=1)
     with pytest.raises(InputError, match="choose another folder"):
-        generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SIZE)
+        generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SMALL)
     with pytest.raises(InputError, match="from 0 to 500000"):
         generate_toy_city(tmp_path / "x", train=-1)
     for wrong in ((10, 512), (256, 2**20)):
