@@ -16,7 +16,6 @@ from seamseg.ops.norm import (
     ActivatedIdentity,
     InPlaceABN,
     InPlaceABNSync,
-    set_group,
     synchronised_over,
 )
 
@@ -156,13 +155,6 @@ def test_which_scales_get_their_gradient_through_the_kernel():
     assert not deferred(InPlaceABN(4).requires_grad_(False), plain)
     assert not deferred(InPlaceABN(4, affine=False), plain)
     assert not deferred(norm, nn.Identity())
-
-
-def test_set_group_reaches_every_layer():
-    net, group = nn.Sequential(InPlaceABN(2), nn.Sequential(InPlaceABNSync(2))), object()
-    set_group(net, group)
-    assert net[1][0].group is group
-    assert not hasattr(net[0], "group")
 
 
 @pytest.mark.parametrize(("ranks", "shared"), [(1, None), (2, "all")])

@@ -146,7 +146,6 @@ def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
             "--format overlay,coco: a model of kind detection has no format 'coco': choose among coco-results, "
             "csv, json, overlay, overlay-legacy, raw",
         ),
-        ("detection", ("--format", "overlay,overlay-legacy"), "overlay and overlay-legacy would both write NAME.jpg"),
         ("detection", ("--min-area", "3"), "--min-area has no effect: the model is of kind detection"),
         ("detection", ("--anonymize", "car", "--format", "overlay-legacy"), "shows what --anonymize hides"),
     ],
