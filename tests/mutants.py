@@ -29,14 +29,24 @@ SECONDS = 300
 """Limit of a mutant, whose loops may not end; it then counts as killed."""
 
 TESTS = {
-    "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py",
+    "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py "
+    "tests/data/test_maps.py tests/components/test_augmentation.py",
     "seamseg/contrib/deploy/network.py": (
         "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_query_networks.py"
     ),
+    "seamseg/maps/evaluation/scores.py": "tests/maps/evaluation/test_table.py",
+    "seamseg/maps/idmaps/resize.py": "tests/maps/idmaps/test_resize.py "
+    "tests/data/test_transforms.py::test_nearest_matches_pillow",
+    "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py",
     "seamseg/maps/evaluation/matching.py": (
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py"
     ),
+    "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py "
+    "tests/inference/test_fiftyone.py",
+    "seamseg/inference/results/classification.py": "tests/inference/test_classification.py",
+    "seamseg/inference/results/detections.py": "tests/inference/test_detections.py",
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
+    "seamseg/inference/results/semantic.py": "tests/inference/test_semantic.py",
     "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
@@ -52,7 +62,9 @@ TESTS = {
     "seamseg/ops/upsample.py": "tests/ops/test_upsample.py "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss-few] "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward-few]",
+    "seamseg/training/optim/ema.py": "tests/training/test_ema.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py",
+    "seamseg/training/optim/schedule.py": "tests/training/test_optimizer.py",
 }
 """Tests of files whose tests have another name."""
 

@@ -108,6 +108,7 @@ def test_arguments_of_an_overlay_are_checked(change, words):
 
 def test_arguments_of_png_rows_are_checked():
     ids, values = np.zeros((2, 3), np.int32), np.zeros(1, np.uint32)
+    assert segments.png_rows(ids, ids[0], values).shape == segments.png_rows(ids, None, None).shape == (2, 10)
     for arguments in ((ids.astype(np.int64), None, values), (ids, ids, values), (ids, None, ids)):
         with pytest.raises(ValueError, match="png_rows: "):
             segments.png_rows(*arguments)

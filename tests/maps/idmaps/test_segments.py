@@ -50,6 +50,7 @@ def test_counting_filling_and_measuring(seed, size, count):
     wanted = torch.from_numpy(ids.copy())
     labels = torch.from_numpy(classes)
     free, everywhere = count_labels(labels, 256, wanted), count_labels(labels, 256)
+    assert segments.count_classes(classes, ids).tolist() == free.tolist()
     fill_free(wanted, labels, torch.from_numpy(table).long())
     for form in FORMS:
         assert form.count_classes(classes, ids).tolist() == free.tolist()
@@ -62,8 +63,10 @@ def test_counting_filling_and_measuring(seed, size, count):
         assert boxes.tolist() == extract_boxes(wanted, count).tolist()
 
 
-def test_parts_of_larger_arrays():
+@pytest.mark.parametrize("form", FORMS)
+def test_parts_of_larger_arrays(form, monkeypatch):
     """Arrays need not be contiguous; results are written into them."""
+    monkeypatch.setattr(library, "functions", None if form is reference else form)
     masks, boxes = detections(4, (30, 40), 3)
     whole = np.zeros((30, 80), np.int32)
     segments.paste_masks(whole[:, ::2], masks, boxes, 0.5)
