@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--python", required=True, help="interpreter with the package and pytest")
     parser.add_argument("--sample", type=int, default=30, help="mutants of each file (default: %(default)d)")
     args = parser.parse_args()
-    equivalent = {line.partition("  # ")[0] for line in EQUIVALENT.read_text().splitlines()}
+    equivalent = {line.rpartition("  # ")[0] for line in EQUIVALENT.read_text().splitlines()}
     copy_tree()
     killed = total = 0
     for file in args.files:
