@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.predicting.job import predict_files
 
     def report(predictor: Predictor[Any], summary: RunSummary) -> None:
-        _print(args.out, summary, predictor.network.averaged)
+        _print(args.out, summary)
         # with --anonymize, detections below the threshold are hidden, too
         has_threshold = "score_threshold" in result_of(predictor.kind).options
         if summary.empty and options.hide is None and has_threshold:
@@ -120,12 +120,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if summary.failed else 0
 
 
-def _print(out: str, summary: RunSummary, averaged: bool) -> None:
-    weights = ", with the moving average of the weights" if averaged else ""
+def _print(out: str, summary: RunSummary) -> None:
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
     failed = f", {summary.failed} failed" if summary.failed else ""
     done = counted(summary.done, "image")
-    echo(f"{done} in {out}{weights}{earlier}{failed}", file=sys.stderr)
+    echo(f"{done} in {out}{earlier}{failed}", file=sys.stderr)
     if summary.several_frames:
         files = counted(summary.several_frames, "file")
         echo(f"{files} with several frames or pages: only the first was used", file=sys.stderr)

@@ -8,6 +8,7 @@ from support.micro import train
 from support.small_snapshots import save_snapshot
 from support.small_updates import Worker, same, small_net, state_of, stepper_of
 
+import seamseg
 from seamseg.checkpoints.pretrained import load_pretrained
 from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state
 from seamseg.models.heads.rpn import RPNHead
@@ -175,6 +176,4 @@ def test_average_is_validated_and_used_for_prediction(micro, micro_config, tmp_p
     assert torch.equal(trained, average)
     assert torch.equal(alone, average)
     assert not torch.equal(state["rpn_head"]["conv1.weight"], average)
-    words = ("predict", last, micro / "img" / "val0.png", tmp_path / "out", "--device", "cpu", "--workers", 0)
-    assert seamseg_main(*words) == 0
-    assert "with the moving average of the weights" in capsys.readouterr().err
+    assert seamseg.load(last, device="cpu").network.averaged

@@ -398,11 +398,11 @@ class PanopticScores(Scores):
 
     def _table(self) -> list[str]:
         instances = [] if self.instances is None else ["", *self.instances.lines()]
-        which = "that of the segments; pixels of no segment are void"
+        miou = "mIoU counts pixels without a segment as wrong"
         if self.mIoU != self.mIoU_segments and not math.isnan(self.mIoU_segments):
             segments = _percent(self.mIoU_segments).strip()
-            which = f"that of the class map; {segments} is that of the segments, pixels of no segment are void"
-        parts = [*_mean_lines(self), "", f"mIoU is {which}", *instances, "", *_class_lines(self)]
+            miou = f"mIoU is of each pixel's class; where pixels without a segment count as wrong, it is {segments}"
+        parts = [*_mean_lines(self), "", miou, *instances, "", *_class_lines(self)]
         return [*parts, "", _image_count(self.n_images)]
 
 

@@ -53,7 +53,7 @@ def test_two_pixel_ious_are_named():
     assert [c.IoU for c in scores.per_class] == [1, 4 / 5]
     lines = scores.table().splitlines()
     assert lines[1].split()[5] == "90.00"
-    assert "mIoU is that of the class map; 70.00 is that of the segments, pixels of no segment are void" in lines
+    assert "mIoU is of each pixel's class; where pixels without a segment count as wrong, it is 70.00" in lines
     assert "mIoU 90.00  mIoU_segments 70.00" in scores.line()
     content = scores.to_json()
     assert (content["mIoU"], content["mIoU_segments"]) == (scores.mIoU, scores.mIoU_segments)
@@ -62,7 +62,7 @@ def test_two_pixel_ious_are_named():
     assert pixel_iou_titles(content) == {"mIoU": "mIoU (class map)", "mIoU_segments": "mIoU (segments)"}
     # of files there is one, and of an older version it is not known which
     assert second.scores().mIoU == second.scores().mIoU_segments
-    assert "mIoU is that of the segments; pixels of no segment are void" in second.scores().table()
+    assert "mIoU counts pixels without a segment as wrong" in second.scores().table()
     assert pixel_iou_titles(second.scores().to_json()) == {"mIoU_segments": "mIoU (segments)"}
     assert pixel_iou_titles({"PQ": 0.5, "mIoU": 0.5}) == {"mIoU": "mIoU"}
 
