@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
-
-from PIL import Image
 
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import PreparedImage, prepare_image
@@ -41,22 +39,6 @@ class UnreadableSource(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
-class _Ahead(Source):
-    """An image that a thread decodes, once; `stamped` is the stamp of its file before that."""
-
-    stamped: str = ""
-    decoded: list[Future[Image.Image]] = field(default_factory=list, compare=False)
-
-    def open(self) -> Image.Image:
-        """See :meth:`Source.open`."""
-        return self.decoded.pop().result()
-
-    def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
-        return self.stamped
-
-
 @contextmanager
 def first_ahead(sources: list[Source | Video]) -> Iterator[None]:
     """Decode the first of the images in a thread, unless it is large, while the model is opened in a `with` block."""
@@ -66,7 +48,7 @@ def first_ahead(sources: list[Source | Video]) -> Iterator[None]:
         yield
         return
     with ThreadPoolExecutor(1) as pool:
-        sources[0] = _Ahead(**vars(first), stamped=first.stamp(), decoded=[pool.submit(first.open)])
+        sources[0] = replace(first, stamped=first.stamp(), ahead=[pool.submit(first.open)])
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,7 +42,7 @@ class Source:
 
     `relative` is the path relative to the input folder. `address` names an image that is not a file of its own, such as
     a frame of a video; `problem` is why it certainly cannot be read: a folder without permission, the place where a
-    video breaks off.
+    video breaks off. A thread decodes `ahead` for the first call of :meth:`open`; `stamped` is the stamp before that.
     """
 
     path: Path
@@ -49,6 +50,8 @@ class Source:
     relative: str
     address: str = ""
     problem: str = ""
+    ahead: list[Future[Image.Image]] | None = None
+    stamped: str = ""
 
     def __str__(self) -> str:
         return self.address or str(self.path)
@@ -62,11 +65,11 @@ class Source:
         """Decode the image, see :func:`open_image`; UnreadableImage if that fails."""
         if self.problem:
             raise UnreadableImage(f"{self}: {self.problem}")
-        return open_image(self.path)
+        return self.ahead.pop().result() if self.ahead else open_image(self.path)
 
     def stamp(self) -> str:
         """Return a text that changes when the file changes; empty for images that are not files of their own."""
-        return "" if self.address else file_stamp(self.path)
+        return "" if self.address else self.stamped or file_stamp(self.path)
 
 
 def file_stamp(path: Path) -> str:

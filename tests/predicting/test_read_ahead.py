@@ -95,16 +95,16 @@ def test_the_first_image_is_decoded_while_the_model_is_opened(tmp_path, micro_ru
     (tmp_path / "b.png").write_bytes(b"no image")
     decoded, load = threading.Event(), PredictSettings.load
 
-    def open_(self):
+    def open_(path):
         decoded.set()
-        return open_image(self.path)
+        return open_image(path)
 
     def waiting(*arguments):
         assert decoded.wait(60)
         decoded.clear()
         return load(*arguments)
 
-    monkeypatch.setattr(Source, "open", open_)
+    monkeypatch.setattr("seamseg.predicting.source.open_image", open_)
     monkeypatch.setattr(PredictSettings, "load", waiting)
     for name, code in (("a", 0), ("b", 1)):
         words = (tmp_path / f"{name}.png", tmp_path / f"out_{name}", "--device", "cpu", "--workers", "0")
