@@ -69,7 +69,7 @@ class Side:
     """One way to train, and what was measured of it."""
 
     name: str
-    net: Any
+    module: Any
     step: Callable[[], None]
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
@@ -85,7 +85,7 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     if config.general.compile:
         compile_network(module.net, world, TextLog(None).warning)
     if config.general.cuda_graphs:
-        use_cuda_graphs(module.net, world.device, TextLog(None).warning)
+        use_cuda_graphs(module, world.device, TextLog(None).warning)
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]
@@ -99,7 +99,7 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
         # the sides share the memory: none keeps more than weights and momenta while another runs
         optimizer.zero_grad(set_to_none=True)
 
-    return Side(name, module.net, step)
+    return Side(name, module, step)
 
 
 def flops_of(side: Side) -> float:
@@ -162,7 +162,8 @@ def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
 def row_of(side: Side, plain: Side, flops: float, top: float) -> dict[str, Any]:
     """Return the figures of a side that has been compared, and print them."""
     seconds, compiled = statistics.median(side.seconds), side.compiler["graphs"] > 0
-    graphs = getattr(side.net.run_in_training, "problem", "none") is None
+    runs = (side.module.run_step, side.module.net.run_in_training)
+    graphs = any(getattr(run, "problem", "none") is None for run in runs)
     lacks = [", not compiled"] if "compile=yes" in SIDES[side.name] and not compiled else []
     lacks += [", not recorded"] if "cuda_graphs=yes" in SIDES[side.name] and not graphs else []
     row = {

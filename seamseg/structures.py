@@ -266,25 +266,61 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class FixedBatch(Batch):
+    """A batch whose shapes alone decide what a step computes, and a tree of tensors for `torch.utils._pytree`.
+
+    Rows of void are added to the targets by id. Names, original sizes and `target_info` are left out.
+    """
+
+    @staticmethod
+    def of(batch: Batch, multiple: int) -> FixedBatch:
+        """Return a batch after its deferred transforms with targets of one number of rows, a multiple of `multiple`."""
+        if isinstance(batch, FixedBatch):
+            return batch
+        most = max((boxes.shape[0] for boxes in batch.boxes if boxes is not None), default=0)
+        rows = -(-most // multiple) * multiple
+
+        def padded(targets: PackedSequence, value: int) -> PackedSequence:
+            return targets.map(lambda x: functional.pad(x, (*(0, 0) * (x.dim() - 1), 0, rows - len(x)), value=value))
+
+        targets = padded(batch.categories, VOID), padded(batch.iscrowd, 0), padded(batch.boxes, -1)
+        return FixedBatch(batch.images, batch.masks, *targets, ids=[], original_sizes=[], maps=dict(batch.maps))
+
+
+_OF_TENSORS = ("images", "masks", "categories", "iscrowd", "boxes", "maps")
+_pytree.register_pytree_node(
+    FixedBatch,
+    lambda batch: ([getattr(batch, name) for name in _OF_TENSORS], None),
+    lambda parts, _: FixedBatch(**dict(zip(_OF_TENSORS, parts)), ids=[], original_sizes=[]),
+)
+
+
+@dataclass(frozen=True)
 class Things:
     """The things of one image that the network is trained on.
 
     boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`. Crowds, and ids that do not occur in the mask,
     are left out. `crowd` is a bool `H x W`, True on pixels of crowds, or for detection the boxes `C x 4` of the crowds
-    of things; None if there is no crowd.
+    of things; None if there is no crowd. `real` is a bool `G`, which rows are things: the boxes of others are outside
+    of the image; None if all are.
     """
 
     boxes: Tensor
     classes: Tensor
     ids: Tensor
     crowd: Tensor | None
+    real: Tensor | None = None
 
     @staticmethod
     def of(batch: Batch, num_stuff: int, crowd_boxes: bool = False) -> list[Things]:
         """Return the things of each image of a batch, whose class is at least `num_stuff`.
 
-        With `crowd_boxes` crowds are boxes, and the batch needs no masks. Without `target_info` the host waits.
+        With `crowd_boxes` crowds are boxes, and the batch needs no masks. Without `target_info` the host waits. A
+        :class:`FixedBatch` has a row for each id, and crowds are a mask.
         """
+        if isinstance(batch, FixedBatch):
+            targets = zip(batch.masks, batch.categories, batch.iscrowd, batch.boxes)
+            return [_rows_of_ids(*of_image, num_stuff) for of_image in targets]
         target_info = batch.with_target_info().target_info
         assert target_info is not None
         chosen = [_ids_of_things(info, num_stuff, crowd=False) for info in target_info]
@@ -308,6 +344,17 @@ class Things:
                 crowd = iscrowd.bool()[masks].any(dim=0)
             things.append(Things(boxes[ids], classes - num_stuff, ids, crowd))
         return things
+
+
+def _rows_of_ids(masks: Any, categories: Any, iscrowd: Any, boxes: Any, num_stuff: int) -> Things:
+    """Return a row for each id of an image, from the targets of a batch."""
+    crowd = iscrowd.bool()
+    real = (categories >= num_stuff) & (categories != VOID) & (boxes[:, 2:] > boxes[:, :2]).all(dim=1) & ~crowd
+    # of area 1, as the box code of an empty one is not finite
+    outside = functional.pad(boxes.new_full((boxes.shape[0], 2), -2.0), (0, 2), value=-1.0)
+    ids = torch.arange(boxes.shape[0], device=boxes.device)
+    rows = torch.where(real[:, None], boxes, outside)
+    return Things(rows, categories - num_stuff, ids, crowd[masks].any(dim=0), real)
 
 
 def _ids_of_things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:

@@ -96,9 +96,10 @@ class General:
     )
     compile: bool = our_key("compile body, pyramid and semantic head with torch.compile; the first steps take minutes")
     cuda_graphs: bool = our_key(
-        "on a GPU, record body, pyramid, RPN head and semantic head in training as CUDA graphs, forward and backward, "
-        "at the second batch of a size (16 sizes are kept); for few sizes, as with crop_size; norms over several "
-        "processes, hooks, dropout and layers of other packages run without"
+        "on a GPU, record training steps as CUDA graphs, forward and backward, at the second batch of a size (16 sizes "
+        "are kept); for few sizes, as with crop_size; without fixed_samples, for detection and with custom heads body, "
+        "pyramid, RPN head and semantic head only; norms over several processes, hooks, dropout and layers of other "
+        "packages run without"
     )
     checkpoint_body: bool = our_key(
         "activation checkpointing of body and pyramid: recompute activations in the backward pass"

@@ -175,6 +175,14 @@ class Network(nn.Module):
         """
         raise NotImplementedError
 
+    def step_problem(self) -> str | None:
+        """Return why not only shapes decide what a step on a :class:`seamseg.structures.FixedBatch` computes, if so."""
+        return "its losses are its own"
+
+    def step_constants(self, outputs: Any) -> Any:
+        """Return the tensors that :meth:`forward` read beside its input and the layers, from its outputs."""
+        return None
+
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile :attr:`compiled_parts` in place at the first batch, for any size; state-dict keys stay."""
         for name in self.compiled_parts:
@@ -198,14 +206,19 @@ class TrainingModule(nn.Module):
     The parameters of all heads get a gradient in every step, so that DistributedDataParallel needs no
     `find_unused_parameters`: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and
     gradients of 0.
+
+    `run_step` computes the losses, as by CUDA graphs; None for the network and its losses in turn.
     """
 
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = net
+        self.run_step: Callable[[Batch], Losses] | None = None
 
     def forward(self, batch: Batch) -> Losses:
         """Compute the losses of a batch, not weighted."""
+        if self.run_step is not None:
+            return self.run_step(batch)
         outputs = self.net(batch.images, batch)
         return self.net.loss(outputs, batch)
 

@@ -120,6 +120,21 @@ class PanopticNet(PanopticInference):
             terms |= self.options.semantic_loss(outputs.semantic_logits, features.padded_size, targets)
         return Losses.of(terms | head_losses(outputs.heads, targets))
 
+    def step_problem(self) -> str | None:
+        """See the base class."""
+        options = self.options
+        if not options.matcher.config.fixed_samples:
+            return "[roi] fixed_samples is no"
+        if options.crowd_boxes:
+            return "the number of crowds of an image varies"
+        if self.custom_heads:
+            return f"head {next(iter(self.custom_heads))} has losses of its own"
+        return None if self.sem_head is None else options.semantic_loss.step_problem()
+
+    def step_constants(self, outputs: TrainingOutputs) -> Tensor:
+        """See the base class."""
+        return outputs.rpn.anchors
+
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body, or `run_in_training`, at inference `run_dense`."""
         padded, sizes = self.padded(images)

@@ -87,6 +87,11 @@ class SemanticNet(Network):
         assert self.options.semantic_loss is not None, "the options have no loss"
         return Losses.of(self.options.semantic_loss(outputs.logits, outputs.padded_size, targets))
 
+    def step_problem(self) -> str | None:
+        """See the base class."""
+        loss = self.options.semantic_loss
+        return "it has no loss" if loss is None else loss.step_problem()
+
     @torch.no_grad()
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
         """Predict the class of each pixel of images `3 x H x W`, without detections; `least_score` has no effect.

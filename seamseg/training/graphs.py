@@ -1,4 +1,8 @@
-"""CUDA graphs in training: the dense part of a network, forward and backward, in two launches for each size of a batch.
+"""CUDA graphs in training: all up to the losses, forward and backward, in two launches for each size of a batch.
+
+Where the contents of an image decide on operations, as without `[roi] fixed_samples`, only the dense part of a network
+is recorded: proposals, ROI head and losses run in turn. The update is never recorded: it is some thirty operators that
+take the learning rate as a number, and gradients that were added up over batches and processes.
 
 `torch.cuda.make_graphed_callables` does the like, but each of its calls captures on a stream of its own, so that sizes
 share no memory, autocast converts the weights anew for each use, the gradients are overwritten by the next batch of a
@@ -17,14 +21,17 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree
 
-from seamseg.inference.acceleration import WARM_UP, CudaGraphCache
-from seamseg.models.network import Network
+from seamseg.inference.acceleration import WARM_UP, CudaGraphCache, copy_tensors
+from seamseg.models.network import Losses, Network, TrainingModule
 from seamseg.ops.norm import InPlaceABNSync, has_hooks, synchronised_over
+from seamseg.structures import Batch, FixedBatch
 from seamseg.utils.compiler import first_line
 
 MAX_SIZES = 16
 """Sizes whose graphs are kept."""
-_WITHOUT = "[general] cuda_graphs: the network runs without CUDA graphs"
+ROWS = 128
+"""Rows of ground truth that a step is recorded for, or a multiple: one graph serves most batches of a size."""
+_WITHOUT = "[general] cuda_graphs: {} without CUDA graphs: {}"
 
 
 class Recorder(Protocol):
@@ -83,6 +90,21 @@ class _Dense(nn.Module):
         return self.net.dense(padded)
 
 
+class _Step(nn.Module):
+    """A network and its losses: from a batch to their names, means, counts, and what must be kept for a replay."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: FixedBatch) -> tuple[tuple[str, ...], Tensor, Tensor, Callable[[], Any]]:
+        outputs = self.net(batch.images, batch)
+        means, counts, _ = self.net.loss(outputs, batch)
+        constants = self.net.step_constants(outputs)
+        stacked = (torch.stack([x.float() for x in means.values()]), torch.stack(list(counts.values())))
+        return tuple(means), *stacked, lambda: constants
+
+
 class _Recorded(NamedTuple):
     """Tensors at fixed places, and what computes them."""
 
@@ -91,17 +113,18 @@ class _Recorded(NamedTuple):
 
 
 class GraphPair:
-    """The dense part of a network in training, recorded for batches like `x`: a forward and a backward pass.
+    """A module in training, recorded for inputs like `x`, a tree of tensors: a forward and a backward pass.
 
-    A call copies the batch to its fixed place and returns outputs at fixed places: they hold until the next call of any
+    A call copies the input to its fixed place and returns outputs at fixed places: they hold until the next call of any
     pair of the same recorder, as do the tensors for the backward pass. The gradients of the parameters are results of
     the backward pass, in memory of the caller: autograd adds them up, and hooks of the parameters see them.
     """
 
-    def __init__(self, net: Network, x: Tensor, recorder: Recorder) -> None:
-        self._dense = _Dense(net)
-        self._input = x.clone()
-        trained = {name: p for name, p in self._dense.named_parameters() if p.requires_grad}
+    def __init__(self, module: nn.Module, x: Any, recorder: Recorder) -> None:
+        self._module = module
+        self._input = copy_tensors(x)
+        self._autocast_device = next(module.parameters()).device.type
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         # of their own: what adds to the gradients of the parameters belongs to another stream, with
         # DistributedDataParallel for good
         self._aliases = {name: p.detach().requires_grad_() for name, p in trained.items()}
@@ -113,16 +136,13 @@ class GraphPair:
         self._outputs = _Recorded(*recorder.record(self._forward))
         # what is no tensor depends on the size only
         self._template = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        self.differentiable = [y.requires_grad for y in self._tensors()]
+        self.differentiable = [y.requires_grad for y in _tensors(self._leaves)]
         self._gradients = _Recorded(*recorder.record(self._backward))
         self._recorder = recorder
 
-    def _tensors(self) -> list[Tensor]:
-        return [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
-
     def _warm_up(self) -> None:
         self._forward()
-        self._dy = [torch.zeros_like(y) for y in self._tensors() if y.requires_grad]
+        self._dy = [torch.zeros_like(y) for y in _tensors(self._leaves) if y.requires_grad]
         used = [gradient is not None for gradient in self._differentiate()]
         self._aliases = {name: p for (name, p), is_used in zip(self._aliases.items(), used) if is_used}
 
@@ -130,30 +150,31 @@ class GraphPair:
         # weights that were converted elsewhere are not those of the graph, and the other way round
         torch.clear_autocast_cache()
         with torch.enable_grad():
-            outputs = functional_call(self._dense, self._aliases, (self._input,))
+            outputs = functional_call(self._module, self._aliases, (self._input,))
         torch.clear_autocast_cache()
         self._leaves, self._spec = _pytree.tree_flatten(outputs)
-        return [y.detach() for y in self._tensors()]
+        return [y.detach() for y in _tensors(self._leaves)]
 
     def _differentiate(self) -> Sequence[Tensor | None]:
-        results = [y for y in self._tensors() if y.requires_grad]
+        results = [y for y in _tensors(self._leaves) if y.requires_grad]
         self._leaves = []
         # as in a step, whose backward pass is outside of autocast
-        with torch.autocast(self._input.device.type, enabled=False):
+        with torch.autocast(self._autocast_device, enabled=False):
             return torch.autograd.grad(results, list(self._aliases.values()), self._dy, allow_unused=True)
 
     def _backward(self) -> list[Tensor]:
         return [gradient for gradient in self._differentiate() if gradient is not None]
 
-    def __call__(self, x: Tensor) -> Any:
-        """Return the outputs for a batch of this shape."""
+    def __call__(self, x: Any) -> Any:
+        """Return the outputs for an input of these shapes."""
         found = iter(_Replay.apply(self, x, *self.parameters))
         leaves = [next(found) if leaf is Tensor else leaf for leaf in self._template]
         return _pytree.tree_unflatten(leaves, self._spec)
 
-    def forward(self, x: Tensor) -> tuple[object, list[Tensor]]:
+    def forward(self, x: Any) -> tuple[object, list[Tensor]]:
         """Return a token for :meth:`backward` and the outputs."""
-        self._input.copy_(x, non_blocking=True)
+        for place, tensor in zip(_tensors(self._input), _tensors(x), strict=True):
+            place.copy_(tensor, non_blocking=True)
         self._outputs.replay()
         self._recorder.latest = token = object()
         return token, self._outputs.tensors
@@ -169,9 +190,13 @@ class GraphPair:
         return list(torch._foreach_mul(self._gradients.tensors, 1.0))
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pair: GraphPair, x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, pair: GraphPair, x: Any, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.pair = pair
         ctx.token, outputs = pair.forward(x)
         results = tuple(y.detach() for y in outputs)
@@ -192,34 +217,50 @@ class TrainingGraphs(CudaGraphCache):
     head reads the pyramid. Layers that cannot be recorded run in turn, after one call of `warn`.
     """
 
+    runs = "the network runs"
+
     def __init__(
-        self, net: Network, recorder: Recorder, warn: Callable[[str], None], max_graphs: int = MAX_SIZES
+        self,
+        net: Network,
+        recorder: Recorder,
+        warn: Callable[[str], None],
+        max_graphs: int = MAX_SIZES,
+        module: nn.Module | None = None,
     ) -> None:
-        super().__init__(net.dense, lambda _, x: GraphPair(net, x, recorder), max_graphs)
+        recorded = _Dense(net) if module is None else module
+        super().__init__(recorded, lambda _, x: GraphPair(recorded, x, recorder), max_graphs)
         self.net = net
         self.warn = warn
         self.problem: str | None = None
         self._layers, self._parameters = list(net.modules()), list(net.parameters())
 
-    def __call__(self, x: Tensor) -> Any:
-        """Return the outputs of :meth:`seamseg.models.network.Network.dense`."""
+    def __call__(self, x: Any) -> Any:
+        """Return the outputs of the module, here of :meth:`seamseg.models.network.Network.dense`."""
         if self.problem is not None or not torch.is_grad_enabled():
             return self.function(x)
         return super().__call__(x)
 
-    def key(self, x: Tensor) -> Any:
+    def key(self, x: Any) -> Any:
         """See the base class; also what a callback may change of the layers."""
         modes = tuple([layer.training for layer in self._layers])
         trained = tuple([p.data_ptr() if p.requires_grad else 0 for p in self._parameters])
-        return super().key(x), torch.is_autocast_enabled(x.device.type), modes, trained
+        autocast = torch.is_autocast_enabled(self._parameters[0].device.type)
+        return super().key(_tensors(x)), autocast, modes, trained
 
-    def _record(self, key: Any, x: Tensor) -> Callable[[Tensor], Any] | None:
-        self.problem = capture_problem(self.net)
+    def find_problem(self) -> str | None:
+        """Return why the module cannot be recorded, None if nothing is known."""
+        return capture_problem(self.net, self.net.dense_parts)
+
+    def _record(self, key: Any, x: Any) -> Callable[[Any], Any] | None:
+        self.problem = self.find_problem()
         if self.problem is None:
-            buffers = list(self.net.buffers())
+            buffers, device = list(self.net.buffers()), self._parameters[0].device
             saved = [buffer.clone() for buffer in buffers]
             try:
-                if (graph := super()._record(key, x)) is not None:
+                # each replay draws from the default generator of the device, and moves it on, as the layers in turn
+                with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                    graph = super()._record(key, x)
+                if graph is not None:
                     return graph
                 self.problem = "the memory does not suffice"
             except Exception as error:
@@ -229,21 +270,52 @@ class TrainingGraphs(CudaGraphCache):
                 # the batch of the warm-up counts when it is replayed
                 torch._foreach_copy_(buffers, saved)
         self._drop()
-        self.warn(f"{_WITHOUT}: {self.problem}")
+        self.warn(_WITHOUT.format(self.runs, self.problem))
         return None
 
 
-def capture_problem(net: Network) -> str | None:
-    """Return why the dense part of a network in training cannot be recorded; None if nothing is known."""
-    others = {name for name, _ in net.named_children()} - set(net.dense_parts)
+class StepGraphs(TrainingGraphs):
+    """Computes the losses of a batch as :class:`TrainingGraphs` do the dense part of a network, which is then recorded.
+
+    Only for networks without a :meth:`seamseg.models.network.Network.step_problem`. If the step cannot be recorded its
+    dense part is.
+    """
+
+    runs = "proposals, ROI head and losses run"
+
+    def __init__(
+        self, net: Network, recorder: Recorder, warn: Callable[[str], None], max_graphs: int = MAX_SIZES
+    ) -> None:
+        super().__init__(net, recorder, warn, max_graphs, _Step(net))
+        self._dense = TrainingGraphs(net, recorder, warn, max_graphs)
+
+    def __call__(self, batch: Batch) -> Losses:
+        """Return the losses of a batch after its deferred transforms."""
+        names, means, counts, _ = super().__call__(FixedBatch.of(batch, ROWS))
+        # copies, as the next batch of a step overwrites them
+        means, counts = means.clone().unbind(), counts.clone().unbind()
+        return Losses(dict(zip(names, means)), dict(zip(names, counts)))
+
+    def find_problem(self) -> str | None:
+        """See the base class."""
+        return capture_problem(self.net, ["", *(name for name, _ in self.net.named_children())])
+
+    def _record(self, key: Any, x: Any) -> Callable[[Any], Any] | None:
+        if (graph := super()._record(key, x)) is None:
+            self.net.run_in_training = self._dense
+        return graph
+
+
+def capture_problem(net: Network, parts: Sequence[str]) -> str | None:
+    """Return why these parts of a network in training cannot be recorded; None if nothing is known."""
     for name, layer in net.named_modules():
-        if name == "" or name.partition(".")[0] in others:
+        if name.partition(".")[0] not in parts:
             continue
         package = type(layer).__module__.partition(".")[0]
         if package not in ("seamseg", "torch"):
             return f"{name} is a layer of {package}"
         if has_hooks(layer):
-            return f"{name} has hooks"
+            return f"{name or 'the network'} has hooks"
         if isinstance(layer, _DropoutNd) and layer.p > 0:
             return f"{name} is random"
         # processes record at different steps
@@ -252,11 +324,21 @@ def capture_problem(net: Network) -> str | None:
     return None
 
 
-def use_cuda_graphs(net: Network, device: torch.device, warn: Callable[[str], None]) -> None:
-    """Have a network run its dense part by CUDA graphs in training; `warn` is called where it cannot."""
-    if device.type != "cuda":
-        warn(f"{_WITHOUT}: the device is {device}")
+def use_cuda_graphs(
+    module: TrainingModule, device: torch.device, warn: Callable[[str], None], recorder: Recorder | None = None
+) -> None:
+    """Have a network compute its losses, or run its dense part, by CUDA graphs; `warn` is called where it cannot."""
+    net = module.net
+    if recorder is None and device.type != "cuda":
+        warn(_WITHOUT.format(TrainingGraphs.runs, f"the device is {device}"))
     elif not net.dense_parts:
-        warn(f"{_WITHOUT}: it is not made of body and heads")
+        warn(_WITHOUT.format(TrainingGraphs.runs, "it is not made of body and heads"))
     else:
-        net.run_in_training = TrainingGraphs(net, CudaRecorder(device), warn)
+        recorder = CudaRecorder(device) if recorder is None else recorder
+        package = type(net).__module__.partition(".")[0]
+        problem = net.step_problem() if package == "seamseg" else f"the network is of {package}"
+        if problem is None:
+            module.run_step = StepGraphs(net, recorder, warn)
+        else:
+            warn(_WITHOUT.format(StepGraphs.runs, problem))
+            net.run_in_training = TrainingGraphs(net, recorder, warn)

@@ -20,7 +20,7 @@ from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.metrics_file import MetricsFile, read_metrics
-from seamseg.models.network import Network
+from seamseg.models.network import Network, TrainingModule
 from seamseg.ops.fused import compute_dtype
 from seamseg.training.callbacks import Callback, Callbacks, Run, TensorBoard
 from seamseg.training.checkpointing.checkpoint import (
@@ -222,7 +222,7 @@ def _prepare(
     if settings.compile:
         compile_network(cast(Network, net), world, log.warning)
     if settings.cuda_graphs:
-        use_cuda_graphs(cast(Network, net), world.device, log.warning)
+        use_cuda_graphs(cast(TrainingModule, module), world.device, log.warning)
     stepper = Stepper(settings, module, optimizer, world)
     if resumed is not None:
         load_rank_state(resumed, net, stepper, world)

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from seamseg.models.network import Losses
 from seamseg.ops.fused import autocast
+from seamseg.structures import upload
 from seamseg.training.ddp import ParallelModule
 from seamseg.training.optim.ema import WeightAverage
 from seamseg.training.optim.optimizer import StatisticsBackup, set_learning_rates, step_unless
@@ -72,6 +73,7 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None
         self.ema = WeightAverage(self.net, options.ema, options.key("optimizer.ema")) if options.ema > 0 else None
         self._statistics = StatisticsBackup(self.net)
+        self._weights: tuple[list[str], Tensor] = [], torch.zeros(0)
         self._stopped = torch.zeros((), dtype=torch.bool, device=world.device)
 
     def __call__(self, batches: Sequence[TrainingBatch], rates: list[float]) -> StepResult:
@@ -96,8 +98,10 @@ class Stepper:
         return StepResult(means, total, [i for b in batches for i in b.ids], *self.update(total), average.metrics())
 
     def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
-        weights = self.options.loss_weights
-        return torch.stack([weights[name] * loss.float() for name, loss in losses.items()]).sum()
+        if (names := list(losses)) != self._weights[0]:
+            numbers = torch.tensor([self.options.loss_weights[name] for name in names], dtype=torch.float32)
+            self._weights = names, upload(numbers, self.world.device)
+        return (torch.stack([loss.float() for loss in losses.values()]) * self._weights[1]).sum()
 
     def begin(self) -> None:
         """Reset the gradients. Call it before the first forward pass of a step."""
@@ -165,7 +169,7 @@ class LossAverage:
         """Add the losses of a batch; return those whose gradients are summed here and averaged over processes."""
         self._parts.append(Losses(*({name: x.detach() for name, x in of.items()} for of in losses)))
         if self._world is None:
-            return {name: mean / self._number for name, mean in losses.means.items()}
+            return {name: self._share(mean) for name, mean in losses.means.items()}
         if self._whole is None:
             self._whole = combine_losses(self._world, self._ahead or self._parts)
         factors = {name: self._world.size / count.clamp(min=1) for name, count in self._whole.counts.items()}
@@ -185,7 +189,11 @@ class LossAverage:
         return self._of_batches([part.metrics for part in self._parts])
 
     def _of_batches(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: reduce(torch.add, [(part[name] / self._number).float() for part in parts]) for name in parts[0]}
+        return {name: reduce(torch.add, [self._share(part[name]).float() for part in parts]) for name in parts[0]}
+
+    def _share(self, mean: Tensor) -> Tensor:
+        # an operator fewer for each loss of a single batch
+        return mean if self._number == 1 else mean / self._number
 
 
 def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:

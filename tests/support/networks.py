@@ -1,6 +1,6 @@
 """Networks and images shared by the tests of the models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,11 @@ from torch import nn
 
 from seamseg.config import Config, config_from_string, load_config
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.network import TrainingModule
+from seamseg.models.network import Losses, Network, TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.norm import ABN
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch, FixedBatch, PackedSequence
+from seamseg.training.graphs import ROWS
 from support.golden_backbones import sample_positions
 from support.golden_files import tensor
 from support.golden_weights import golden_state
@@ -101,6 +102,16 @@ def tiny_config(
 
 NARROW = 'body.out_channels={"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}'
 """Channels of the levels under `narrow_body`, an override."""
+
+
+def in_turn(net: Network) -> Callable[[Batch], Losses]:
+    """What computes the losses of a batch as a recorded step, with rows of void, but operator by operator."""
+
+    def losses(batch: Batch) -> Losses:
+        fixed = FixedBatch.of(batch, ROWS)
+        return net.loss(net(fixed.images, fixed), fixed)
+
+    return losses
 
 
 def narrow_module(*overrides: str, kind: str = "panoptic", mode: str = "bn", num_frozen: int = 0) -> TrainingModule:

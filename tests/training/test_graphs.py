@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from unittest import mock
 
 import pytest
 import torch
-from support.host_reads import Launches
-from support.micro import train
-from support.networks import narrow_module, tiny_config, toy_batch
+from support.host_reads import HostReads, Launches
+from support.micro import narrow_body, train
+from support.networks import in_turn, narrow_module, tiny_config, toy_batch
 from support.processes import launch
+from support.semantic_networks import semantic_config
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
+from seamseg import structures
 from seamseg.config import load_config
+from seamseg.models import panoptic_options
 from seamseg.models.build import build_training_module
+from seamseg.models.heads import roi, rpn
 from seamseg.ops import norm
-from seamseg.training.graphs import CudaRecorder, TrainingGraphs, use_cuda_graphs
+from seamseg.structures import PackedSequence
+from seamseg.training.graphs import CudaRecorder, StepGraphs, TrainingGraphs, use_cuda_graphs
+from seamseg.training.losses import LossCheck
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
@@ -60,18 +68,23 @@ class CopyingRecorder:
         return places, replay
 
 
+FIXED = "roi.fixed_samples=yes"
 SIZES = ((64, 96), (96, 64), (80, 80))
 
 
 class Training:
-    """Steps with momentum, of a network that records its dense part if there is a recorder."""
+    """Steps with momentum, of a network that records its dense part, or all of `step`, if there is a recorder."""
 
-    def __init__(self, recorder, *overrides, world=None, kind="panoptic", **options):
+    def __init__(self, recorder, *overrides, world=None, kind="panoptic", step=False, **options):
         world = World() if world is None else world
         self.module = narrow_module(*overrides, kind=kind, **options).train()
         self.said = []
-        if recorder is not None:
-            self.module.net.run_in_training = TrainingGraphs(self.module.net, recorder, self.said.append)
+        net = self.module.net
+        if step:
+            graphs = in_turn(net) if recorder is None else StepGraphs(net, recorder, self.said.append)
+            self.module.run_step = graphs
+        elif recorder is not None:
+            net.run_in_training = TrainingGraphs(net, recorder, self.said.append)
         optimizer = torch.optim.SGD(self.module.parameters(), lr=0.01, momentum=0.9)
         settings = TrainerOptions.from_config(tiny_config(kind, overrides=overrides))
         self.stepper = Stepper(settings, self.module, optimizer, world)
@@ -99,7 +112,10 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     ("kind", "overrides", "batches"),
     [
         ("panoptic", (), 1),
-        slow("panoptic", ("general.precision=bf16", "general.checkpoint_body=yes", "roi.fixed_samples=yes"), 1),
+        ("panoptic", (FIXED,), 1),
+        ("instance_seg", (FIXED, "general.checkpoint_body=yes", "roi.mask_positives_only=yes"), 1),
+        slow("panoptic", (FIXED, "optimizer.accumulate=2", "general.precision=bf16"), 2),
+        slow("panoptic", ("general.precision=bf16", "general.checkpoint_body=yes"), 1),
         slow("panoptic", ("optimizer.loss_average=step", "general.precision=fp16"), 2),
         slow("instance_seg", ("general.channels_last=no",), 2),
     ],
@@ -109,7 +125,7 @@ def test_equal_to_a_step_without(kind, overrides, batches):
     recorder, found = CopyingRecorder(), []
     for graphs in (None, recorder):
         torch.manual_seed(1)
-        training = Training(graphs, *overrides, kind=kind)
+        training = Training(graphs, *overrides, kind=kind, step=FIXED in overrides)
         steps = (toy_batch(SIZES[number % 3], empty=(0,) if number % 5 == 4 else ()) for number in range(11))
         found.append([training.step(*[batch] * batches) for batch in steps])
         assert not training.said
@@ -122,22 +138,94 @@ def test_equal_to_a_step_without(kind, overrides, batches):
 def train_together(rank, join):
     join()
     with distributed("cpu") as world:
-        recorder, found = CopyingRecorder(), []
-        for graphs in (None, recorder):
-            torch.manual_seed(world.rank)
-            training = Training(graphs, world=world)
-            # each process has sizes of its own
-            batches = [toy_batch(SIZES[(number + world.rank) % 2]) for number in range(4)]
-            found.append([training.step(*pair) for pair in pairwise(batches)])
-        for plain, recorded in zip(*found):
-            assert_equal(recorded, plain)
-        assert recorder.replays == 8
+        for overrides in ((), (FIXED,), (FIXED, "optimizer.loss_average=step")):
+            recorder, found = CopyingRecorder(), []
+            for graphs in (None, recorder):
+                torch.manual_seed(world.rank)
+                training = Training(graphs, *overrides, world=world, step=FIXED in overrides)
+                # each process has sizes of its own
+                batches = [toy_batch(SIZES[(number + world.rank) % 2]) for number in range(4)]
+                found.append([training.step(*pair) for pair in pairwise(batches)])
+            for plain, recorded in zip(*found):
+                assert_equal(recorded, plain)
+            assert recorder.replays == 8
 
 
 @pytest.mark.distributed
 def test_processes_exchange_the_gradients():
     """Of the last batch of a step, after those before were added up; with DistributedDataParallel as without."""
     launch(train_together, 2)
+
+
+def test_equal_to_a_step_of_a_semantic_network():
+    found = []
+    for recorder in (None, CopyingRecorder()):
+        torch.manual_seed(0)
+        with narrow_body():
+            module = build_training_module(semantic_config(), 2, 3).train()
+        if recorder is not None:
+            use_cuda_graphs(module, torch.device("cpu"), pytest.fail, recorder)
+        for _ in range(3):
+            module.zero_grad()
+            module(toy_batch(*SIZES)).means["sem_loss"].backward()
+        gradients = {f"d{name}": p.grad for name, p in module.named_parameters()}
+        found.append({**gradients, **module.state_dict()})
+    assert_equal(*found)
+    assert recorder.replays == 4
+
+
+def in_order(positive, negative, most_positive, number):
+    """In place of `rank_samples`: the first ones."""
+    positive = positive & (positive.cumsum(-1) <= most_positive)
+    rank = torch.where(positive, 0, torch.where(negative, 1, 2))
+    order = rank.argsort(dim=-1, stable=True)[..., :number]
+    return positive, order, rank.gather(-1, order) < 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [("panoptic", ()), ("instance_seg", ("roi.sample_empty_images=yes",)), ("panoptic", ("roi.num_samples=500",))],
+)
+def test_rows_of_void_change_nothing(kind, overrides, monkeypatch):
+    """But which samples are drawn: the generator draws for each row."""
+    for head in (rpn, roi):
+        monkeypatch.setattr(head, "rank_samples", in_order)
+    batches = [
+        toy_batch((64, 96)),
+        toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
+        toy_batch((64, 64), (64, 64), empty=(0, 1)),
+    ]
+    found = []
+    for step in (False, True):
+        training = Training(None, FIXED, *overrides, kind=kind, step=step)
+        found.append([training.step(batch) for batch in batches])
+    for plain, padded in zip(*found):
+        assert_equal(padded, plain)
+
+
+def test_a_recorded_step_copies_nothing_from_the_host(monkeypatch):
+    """A replay would copy from memory that is in other use by then."""
+    training = Training(None, FIXED, step=True)
+    batch = toy_batch(*SIZES, crowd=(0,))
+    training.step(batch)
+    for module in (rpn, roi, panoptic_options, structures):
+        monkeypatch.setattr(module, "upload", pytest.fail)
+    with HostReads() as reads:
+        sum(training.module(batch).means.values()).backward()
+    assert reads.count == 0, str(reads)
+
+
+def test_more_rows_of_ground_truth_are_recorded_anew():
+    recorder = CopyingRecorder()
+    training = Training(recorder, FIXED, step=True)
+    batch = toy_batch(SIZES[0])
+    rows = [functional.pad(batch.boxes[0], (0, 0, 0, 130), value=-1)]
+    rest = [functional.pad(x[0], (0, 130), value=value) for x, value in ((batch.categories, 255), (batch.iscrowd, 0))]
+    more = replace(batch, **dict(zip(("boxes", "categories", "iscrowd"), map(PackedSequence, (rows, *zip(rest))))))
+    for _ in range(2):
+        training.step(batch)
+        training.step(more)
+    assert (recorder.records, recorder.replays) == (4, 4)
 
 
 def test_the_oldest_size_is_dropped():
@@ -230,6 +318,36 @@ def test_what_cannot_be_recorded_runs_without(change, recorder, reason):
     assert training.said == [f"[general] cuda_graphs: the network runs without CUDA graphs: {reason}"]
 
 
+def test_a_step_that_cannot_be_recorded_records_its_dense_part():
+    found = []
+    for recorder in (None, CopyingRecorder()):
+        torch.manual_seed(1)
+        training = Training(recorder, FIXED, step=True)
+        training.module.net.roi_head.roi_cls.register_forward_hook(lambda *_: None)
+        found.append([training.step(toy_batch(SIZES[0])) for _ in range(4)])
+    for plain, recorded in zip(*found):
+        assert_equal(recorded, plain)
+    assert recorder.replays == 4
+    assert training.said == [
+        "[general] cuda_graphs: proposals, ROI head and losses run without CUDA graphs: roi_head.roi_cls has hooks"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "reason"),
+    [
+        ("panoptic", (FIXED,), None),
+        ("panoptic", (), "[roi] fixed_samples is no"),
+        ("detection", (FIXED,), "the number of crowds of an image varies"),
+    ],
+)
+def test_what_is_recorded_follows_from_the_configuration(kind, overrides, reason):
+    module, said = narrow_module(*overrides, kind=kind), []
+    use_cuda_graphs(module, torch.device("cpu"), said.append, CopyingRecorder())
+    assert (module.run_step is None, module.net.run_in_training is None) == (reason is not None, reason is None)
+    assert [line.rpartition(": ")[2] for line in said] == [reason] * (reason is not None)
+
+
 def test_norms_of_several_processes_run_without(monkeypatch):
     net, said = narrow_module(mode="syncbn").train().net, []
     graphs, x = TrainingGraphs(net, CopyingRecorder(), said.append), torch.randn(1, 3, *SIZES[0])
@@ -244,9 +362,9 @@ def test_norms_of_several_processes_run_without(monkeypatch):
 
 def test_on_a_cpu_and_for_other_networks_a_line_says_so():
     module, said = narrow_module(), []
-    use_cuda_graphs(module.net, torch.device("cpu"), said.append)
+    use_cuda_graphs(module, torch.device("cpu"), said.append)
     with mock.patch.object(type(module.net), "dense_parts", ()):
-        use_cuda_graphs(module.net, torch.device("cuda"), said.append)
+        use_cuda_graphs(module, torch.device("cuda"), said.append)
     assert module.net.run_in_training is None
     assert [line.rpartition(": ")[2] for line in said] == ["the device is cpu", "it is not made of body and heads"]
 
@@ -279,33 +397,41 @@ def test_one_stream_and_one_pool(monkeypatch):
 
 
 @pytest.mark.slow
-def test_operators_outside_of_the_graphs():
+@pytest.mark.parametrize(("fixed_samples", "most"), [("yes", 60), ("no", 640)])
+def test_operators_outside_of_the_graphs(fixed_samples, most):
+    """With the copy of the batch, both replays, the update and what is kept for the log."""
     torch.manual_seed(0)
-    overrides = ["general.precision=bf16", "roi.num_samples=16", "roi.fixed_samples=yes"]
+    overrides = ["general.precision=bf16", "roi.num_samples=16", f"roi.fixed_samples={fixed_samples}"]
     config = load_config("vistas_r50", overrides=overrides)
-    module = build_training_module(config, 2, 3).train()
-    module.net.run_in_training = TrainingGraphs(module.net, CopyingRecorder(), pytest.fail)
-    optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
+    module, recorder = build_training_module(config, 2, 3).train(), CopyingRecorder()
+    use_cuda_graphs(module, torch.device("cpu"), lambda _: None, recorder)
+    optimizer, options = build_optimizer(module.net, config), TrainerOptions.from_config(config)
+    stepper, losses = Stepper(options, module, optimizer, World()), LossCheck(options, World())
     batch, rates = toy_batch((64, 96)).with_target_info(), [0.0] * len(optimizer.param_groups)
     for _ in range(2):
         stepper([batch], rates)
+    replays = recorder.replays
     with Launches() as launches:
-        stepper([batch], rates)
-    assert launches.names.total() <= 640, launches.names.most_common(20)
+        losses.add(3, stepper([batch], rates))
+    launches.names["replay"] = recorder.replays - replays
+    assert launches.names.total() <= most, launches.names.most_common(20)
+    assert launches.names["replay"] == 2
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("overrides", [(), ("general.precision=bf16", "general.checkpoint_body=yes")])
-def test_recorded_on_a_gpu(overrides):
+@pytest.mark.parametrize("step", [False, True])
+def test_recorded_on_a_gpu(overrides, step):
     """For several sizes in turns and two batches a step; a library may choose another algorithm."""
     world, found = World(device=torch.device("cuda")), []
     for graphs in (None, CudaRecorder(world.device)):
         torch.manual_seed(1)
-        training = Training(None, "roi.fixed_samples=yes", *overrides)
+        training = Training(None, FIXED, *overrides)
         module = training.module.to(world.device)
-        if graphs is not None:
+        if step:
+            module.run_step = in_turn(module.net) if graphs is None else StepGraphs(module.net, graphs, pytest.fail)
+        elif graphs is not None:
             module.net.run_in_training = TrainingGraphs(module.net, graphs, pytest.fail)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
         training.stepper = Stepper(training.stepper.options, module, optimizer, world)

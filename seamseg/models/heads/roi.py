@@ -144,13 +144,16 @@ class ROISample(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """The boxes `C x 4` of one image to sample from, the nearest ground truth of each, and whether they have losses."""
+    """The boxes `C x 4` of one image to sample from, the nearest ground truth of each, and whether they have losses.
+
+    `counts` is a bool scalar if the device knows it only.
+    """
 
     boxes: Tensor
     positive: Tensor
     negative: Tensor
     nearest: Tensor
-    counts: bool
+    counts: bool | Tensor
 
 
 @dataclass(frozen=True)
@@ -180,11 +183,14 @@ class ProposalMatcher:
         return [None if image is None else self._sample(image, *next(counts)) for image in images]
 
     def _candidates(self, proposals: Tensor | None, things: Things) -> _Candidates | None:
-        counts = things.boxes.shape[0] > 0 or self.config.sample_empty_images
+        has_things = things.boxes.shape[0] > 0 if things.real is None else things.real.any()
+        counts = self.config.sample_empty_images or has_things
         boxes = things.boxes if proposals is None else torch.cat((things.boxes, proposals))
-        if boxes.shape[0] == 0 or not (counts or self.config.fixed_samples):
+        if boxes.shape[0] == 0 or not (self.config.fixed_samples or counts):
             return None
         usable = ~boxes.isnan().any(dim=1)
+        if things.real is not None:
+            usable = usable & functional.pad(things.real, (0, boxes.shape[0] - things.real.shape[0]), value=True)
         if self.config.void_threshold > 0 and things.crowd is not None:
             # empty boxes have no overlap (NaN) and stay
             usable = usable & ~(crowd_fraction(boxes, things.crowd) >= self.config.void_threshold)
@@ -217,8 +223,7 @@ class ProposalMatcher:
         match = torch.where(counts & positive[index], image.nearest[index], BACKGROUND)
         # without any candidate the row may be NaN: make it an empty box
         boxes = image.boxes[index].nan_to_num(0.0)
-        weight = counts.float() if image.counts else torch.zeros(self.config.num_samples, device=device)
-        return ROISample(boxes, match, weight, self.config.most_positive)
+        return ROISample(boxes, match, (counts & image.counts).float(), self.config.most_positive)
 
 
 def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> Tensor:

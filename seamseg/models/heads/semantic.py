@@ -128,6 +128,11 @@ class SemanticLoss:
         component, keys = self.config.component("loss")
         return partial(component.make, keys=keys) if component.built_in else partial(custom_loss, component, keys)
 
+    def step_problem(self) -> str | None:
+        """See :meth:`seamseg.models.network.Network.step_problem`."""
+        component, _ = self.config.component("loss")
+        return None if component.built_in else f"{component.section} is not of seamseg"
+
     def __call__(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> Terms:
         """Return `sem_loss` of logits `N x classes x h x w`, and the number of images with ground truth."""
         pairs = enumerate(zip(targets.masks, targets.categories))
