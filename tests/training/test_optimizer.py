@@ -378,6 +378,7 @@ def test_the_published_experiments_on_one_gpu(name, images, drop):
     config = load_config(name)
     assert f"the rate would drop after epoch {drop}: set optimizer.accumulate=8, or" in step_note(config, 1, images)
     assert step_note(config, 8, images // 8) is None
+    assert ", the rate would not drop in its epochs, which are" in step_note(config, 1, 16)
 
 
 def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():

@@ -126,7 +126,9 @@ def _first_drop(steps: Any, epoch_length: int, epochs: int) -> str:
     # a wrong type is reported with the schedule
     if not numbers or not all(isinstance(number, (int, float)) for number in numbers):
         return ""
-    return f", the rate would drop after epoch {min(numbers) // max(1, epoch_length):.0f} of {epochs}"
+    epoch = min(numbers) // max(1, epoch_length)
+    when = f"drop after epoch {epoch:.0f} of" if epoch < epochs else "not drop in its epochs, which are"
+    return f", the rate would {when} {epochs}"
 
 
 def _scaled(steps: Any, meant: int, images: int) -> Any:
