@@ -50,7 +50,8 @@ TESTS = {
     "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
-    "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py",
+    "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py "
+    "tests/models/test_training_parity.py",
     "seamseg/models/panoptic_inference.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py "

@@ -81,6 +81,7 @@ def test_table_is_in_percent_and_lists_what_occurs():
     assert "1 image;" in lines[-1]
     first = next(k for k, line in enumerate(lines) if line.startswith("class"))
     assert len(set(map(len, lines[first : first + 3]))) == 1, "columns below their heads"
+    assert lines[first].startswith("class  kind" + " " * 6 + "PQ")
     assert scores().advice() == ""
     nothing = PanopticEvaluator([ClassInfo("road", 7, False)]).scores()
     assert nothing.table().splitlines()[1].split() == ["all", "-", "-", "-", "-", "-", "0/1"]
