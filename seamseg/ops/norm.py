@@ -202,6 +202,16 @@ class InPlaceABN(ABN):
             deferred,
         )
 
+    def run_channels(self, x: Tensor, channels: slice, deferred: Tensor | None = None) -> Tensor:
+        """Compute some channels of the result from those of the input; all in turn, the first first, are one batch."""
+        norm = self._norm(self.activation, self.activation_param)
+        if channels.start > 0 and norm.batches is not None:
+            # counted by the first; a plain average needs the count
+            norm = norm._replace(batches=norm.batches - 1 if norm.momentum is None else None)
+        vectors = (self.weight, self.bias, norm.running_mean, norm.running_var)
+        weight, bias, mean, var = (None if v is None else v[channels] for v in vectors)
+        return apply_norm(x, weight, bias, norm._replace(running_mean=mean, running_var=var), deferred=deferred)
+
     def upsample_rows(self, x: Tensor, rows: Tensor, convolution: nn.ConvTranspose2d) -> Tensor:
         """Compute `self(convolution(x))[rows]` in training mode, without computing the other rows.
 
@@ -272,6 +282,12 @@ def is_plain(layer: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
 def is_inplace(norm: object) -> TypeGuard[InPlaceABN]:
     """Return whether a layer is a plain in-place norm, which other layers may be computed together with."""
     return is_plain(norm, InPlaceABN, InPlaceABNSync)
+
+
+def is_trained_in_half(x: Tensor, *norms: nn.Module) -> bool:
+    """Return whether plain in-place norms are trained on maps of half precision, as `x`, one of their inputs."""
+    half = torch.is_grad_enabled() and x.dtype in (torch.float16, torch.bfloat16)
+    return half and all(is_inplace(n) and n.weight is not None and n.weight.requires_grad for n in norms)
 
 
 def is_pointwise(layer: object, strided: bool = False) -> TypeGuard[nn.Conv2d]:

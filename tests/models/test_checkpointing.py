@@ -1,13 +1,17 @@
 """`checkpoint_body`: less is kept, and nothing else changes, not a bit of it."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
 from support.networks import narrow_module, toy_batch
 from support.op_contract import keeping, place
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from seamseg.models.backbones import fpn
+from seamseg.models.backbones.fpn import FPN
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
 
@@ -130,3 +134,25 @@ def test_a_part_that_the_compiler_gives_up_counts_a_batch_once():
         assert net[1].num_batches_tracked == 1
     assert all(torch.allclose(a, b) for a, b in zip(part.state_dict().values(), twin.state_dict().values()))
     assert all(torch.allclose(a.grad, b.grad) for a, b in zip(part.parameters(), twin.parameters()))
+
+
+def test_the_finest_sum_of_a_pyramid_in_half_precision():
+    """It is not kept, and nothing else changes; the convolution after it runs once."""
+    torch.manual_seed(0)
+    pyramid = FPN((4, 8), 8, 1, InPlaceABN)
+    maps = [torch.randn(2, 4, 16, 24).bfloat16(), torch.randn(2, 8, 8, 12).bfloat16()]
+    found = []
+    for again in (True, False):
+        module, leaves = copy.deepcopy(pyramid), [x.clone().requires_grad_() for x in maps]
+        made_again = mock.patch.object(fpn, "is_trained_in_half", return_value=again)
+        with made_again, FlopCounterMode(display=False) as counter:
+            with torch.autocast("cpu", torch.bfloat16):
+                levels, kept = keeping(lambda net=module, xs=leaves: net(xs))
+            torch.stack([y.float().square().mean() for y in levels]).sum().backward()
+        gradients = [t.grad for t in (*leaves, *module.parameters())]
+        size = sum(t.untyped_storage().nbytes() for t in kept.values())
+        found.append(([*levels, *gradients, *module.buffers()], size, counter.get_total_flops()))
+    (tensors, size, flops), (wanted, whole, once) = found
+    assert all(map(torch.equal, tensors, wanted))
+    assert whole - size >= 2 * 8 * 16 * 24 * 2
+    assert flops == once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.ops.abn_recompute import checkpointed
-from seamseg.ops.norm import InPlaceABN, NormSequential
+from seamseg.ops.norm import InPlaceABN, NormSequential, is_plain, is_trained_in_half
 
 
 class FPN(nn.Module):
@@ -45,16 +46,32 @@ class FPN(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map maps of the backbone, finest first, to levels `N x out_channels x h x w`, finest first."""
-        levels = [_lateral(lateral, x) for lateral, x in zip(self.lateral, maps)]
-        for i in range(len(levels) - 2, -1, -1):
-            levels[i] = self._add_enlarged(levels[i], levels[i + 1])
-        levels = [output(x) for output, x in zip(self.output, levels)]
+        sums = [_lateral(lateral, x) for lateral, x in zip(self.lateral[1:], maps[1:])]
+        for i in range(len(sums) - 2, -1, -1):
+            sums[i] = self._add_enlarged(sums[i], sums[i + 1])
+        levels = [self._finest(maps[0], *sums[:1])]
+        levels += [output(x) for output, x in zip(self.output[1:], sums)]
         if self.extra_scales > 0:
             x = maps[-1]
             for extra in self.extra:
                 x = extra(x)
                 levels.append(x)
         return levels
+
+    def _finest(self, x: Tensor, *coarse: Tensor) -> Tensor:
+        lateral, output = self.lateral[0], self.output[0]
+
+        def sum_of(x: Tensor, *coarse: Tensor) -> Tensor:
+            y = _lateral(lateral, x)
+            return self._add_enlarged(y, *coarse) if coarse else y
+
+        if not is_plain(output, NormSequential) or not is_trained_in_half(x, cast(nn.Module, lateral.bn), output[-1]):
+            return cast(Tensor, output(sum_of(x, *coarse)))
+        conv, norm = output
+        assert isinstance(norm, InPlaceABN)
+        # the largest sum, which nothing else reads, is made again; the convolution ends the part and does not run again
+        y, deferred = checkpointed(lambda *maps: norm.convolve(conv, sum_of(*maps)), x, *coarse)
+        return cast(Tensor, norm(y, deferred))
 
     def _add_enlarged(self, fine: Tensor, coarse: Tensor) -> Tensor:
         # a compiler fuses the enlarged map anyway, and must not recompile where sizes are not exactly doubled

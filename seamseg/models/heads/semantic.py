@@ -18,7 +18,8 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.custom import ImageLoss, SemanticImage, custom_loss
 from seamseg.models.network import Terms
-from seamseg.ops.norm import convolve_each, is_pointwise, run_layers
+from seamseg.ops.abn_kernel_gradient import defer_scale_gradient
+from seamseg.ops.norm import InPlaceABN, convolve_each, is_pointwise, is_trained_in_half, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_ohem_loss
 from seamseg.structures import Batch
@@ -43,12 +44,32 @@ class MiniDeepLab(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x h x w` to `N x hidden_channels x h x w`."""
+        if is_trained_in_half(x, self.bn1, self.bn2) and is_pointwise(self.conv2):
+            return self._add_branches(x)
         # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged. The
         # average is linear in the kernel as well
         convolutions = (self.conv1_3x3, self.conv1_dil, self.conv1_glb)
         (local, wide, context), deferred = convolve_each(self.bn1, convolutions, x)
         x = self.bn1(torch.cat([local, wide, box_filter_pool(context, self.pooling_size)], dim=1), *deferred)
         return run_layers((self.conv2, self.bn2), x)
+
+    def _add_branches(self, x: Tensor) -> Tensor:
+        """Run the 1x1 convolution as a sum over the branches: no map has the channels of all, with its gradients.
+
+        The sum is rounded after each branch, where float32 keeps the order of the sums of the original.
+        """
+        assert isinstance(self.bn1, InPlaceABN) and isinstance(self.bn2, InPlaceABN) and self.bn2.weight is not None
+        kernel, deferred = defer_scale_gradient(self.conv2.weight, self.bn2.weight)
+        kernels = kernel.to(x.dtype).chunk(3, dim=1)
+        total: Tensor | None = None
+        for i, conv in enumerate((self.conv1_3x3, self.conv1_dil, self.conv1_glb)):
+            channels = slice(i * conv.out_channels, (i + 1) * conv.out_channels)
+            branch, of_conv = self.bn1.convolve(conv, x, channels)
+            if conv is self.conv1_glb:
+                branch = box_filter_pool(branch, self.pooling_size)
+            branch = functional.conv2d(self.bn1.run_channels(branch, channels, of_conv), kernels[i])
+            total = branch if total is None else total.add_(branch)
+        return cast(Tensor, self.bn2(total, deferred))
 
 
 class SemanticHead(nn.Module):

@@ -1,8 +1,10 @@
 """The semantic head: its exact algebra against the plain form, its loss against the original, losses of users."""
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
+from seamseg.models.heads import semantic
 from seamseg.models.heads.custom import SemanticImage, custom_loss
 from seamseg.models.heads.semantic import (
     MiniDeepLab,
@@ -90,6 +93,37 @@ def test_window_is_clipped_to_the_map():
     module = MiniDeepLab(sem(hidden_channels=2), 3, ABN).eval()
     x = torch.randn(1, 3, 4, 7)
     assert_close(module(x), plain_mini_deeplab(module, x))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_branches_of_half_precision_are_added(momentum):
+    """Result, gradients and running statistics are as near to those of float64 as of the joined branches."""
+    torch.manual_seed(0)
+    module = MiniDeepLab(sem(hidden_channels=8, pooling_size=(5, 6)), 6, partial(InPlaceABN, momentum=momentum))
+    x, dy = torch.randn(2, 6, 12, 16).bfloat16(), torch.randn(2, 8, 12, 16)
+    exact, joined, added = (three_steps(module, x, dy, *of) for of in ((torch.float64, False), HALF_JOINED, HALF_ADDED))
+    for name, wanted in exact.items():
+        errors = [
+            float((found[name] - wanted).double().norm() / (wanted.double().norm() + 1e-9)) for found in (added, joined)
+        ]
+        assert errors[0] <= 1.3 * errors[1] + 1e-3, name
+    assert added["bn1.num_batches_tracked"] == 3
+
+
+HALF_JOINED, HALF_ADDED = (torch.bfloat16, False), (torch.bfloat16, True)
+
+
+def three_steps(module, x, dy, dtype, is_added):
+    """Result, gradients and state after three passes."""
+    half = dtype is torch.bfloat16
+    module, leaf = deepcopy(module) if half else deepcopy(module).double(), x.to(dtype).requires_grad_()
+    for _ in range(3):
+        added = mock.patch.object(semantic, "is_trained_in_half", return_value=is_added)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half), added:
+            y = module(leaf)
+        (y * dy.to(y.dtype)).sum().backward()
+    gradients = {f"d{name}": p.grad for name, p in module.named_parameters()}
+    return {name: t.detach() for name, t in {"y": y, "dx": leaf.grad, **gradients, **module.state_dict()}.items()}
 
 
 @pytest.mark.parametrize("ohem", ["0.25", "None", "1.0", "0.01"])
