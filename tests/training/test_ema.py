@@ -110,13 +110,19 @@ def test_without_a_saved_average_it_starts_from_the_current_weights():
 
 @pytest.mark.parametrize(
     "damage",
-    [{"rpn_head": 3}, {"rpn_head": {"bias": torch.zeros(3)}}, {"updates": 3}, {"updates": torch.zeros(3).long()}],
+    [
+        lambda ema: {"rpn_head": 3},
+        lambda ema: {"rpn_head": {"bias": torch.zeros(3)}},
+        lambda ema: {"rpn_head": {key: value[None] for key, value in ema["rpn_head"].items()}},
+        lambda ema: {"updates": 3},
+        lambda ema: {"updates": torch.zeros(3).long()},
+    ],
 )
 def test_the_average_of_another_network_is_refused(damage):
     worker = Worker(ema=0.9)
     worker.step(0)
     before, state = state_of(worker.stepper), stepper_state(worker.stepper)
-    state["ema"] = {**state["ema"], **damage}
+    state["ema"] = {**state["ema"], **damage(state["ema"])}
     with pytest.raises(InputError, match=r"old\.tar: its moving average .* optimizer\.ema=0"):
         load_stepper_state(worker.stepper, state, "old.tar")
     same(before, state_of(worker.stepper))
