@@ -68,7 +68,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="run folder (default: a demo of one step)")
     parser.add_argument("--image", type=Path, help="image for --model")
-    parser.add_argument("--list", action="store_true", help="also print the files with their numbers of functions")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     if (arguments.model is None) != (arguments.image is None):
@@ -82,8 +81,6 @@ def main() -> None:
     before = [row for row in rows if row[2]]
     result = {"functions": len(rows), "files": len({row[0] for row in rows}), "functions before": len(before)}
     print("{} functions in {} files, {} of them before the image is opened".format(*result.values()))
-    for file in sorted({row[0] for row in rows}) if arguments.list else ():
-        print(f"  {sum(row[0] == file for row in rows):>3}  {file}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
 

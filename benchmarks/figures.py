@@ -194,6 +194,11 @@ def _memory() -> Iterator[Figure]:
     ):
         text = f"| {words} | `memory.py` | {{}} MiB | {peer_words} {{}} MiB | {{}} |"
         yield Figure(INPLACE_ABN, text, (ours[key], peer[key], ours[key] / peer[key]))
+    steps = load("training_memory")["rows"]
+    for words, side in (("in bf16", "eager"), ("the same with `checkpoint_body`", "eager_checkpointed")):
+        text = f"| peak of a training step, 1920x2304, {words} | {{}} MiB | plain, fp32 {{}} MiB | {{}} | {{}} |"
+        peaks, flops = ([steps[name][key] for name in (side, "plain")] for key in ("peak_mib", "tflop"))
+        yield Figure(PERFORMANCE, text, (*peaks, peaks[0] / peaks[1], flops[0] / flops[1]))
     kept = ours["kept_mib"], plain["kept_mib"]
     text = "ResNet-50 body | {} MiB | BatchNorm + LeakyReLU {} MiB | {}x memory |"
     yield Figure("README.md", text, (*kept, kept[0] / kept[1]))

@@ -241,22 +241,9 @@ def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def memory(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Measure the memory of training and of a huge image."""
-    words: list[object] = [
-        "--size",
-        512,
-        1024,
-        "--image",
-        "12000x8400",
-        "--tiles",
-        "auto",
-        2048,
-        "--shortest-size",
-        8400,
-    ]
-    if machine.small:
-        words = ["--size", 64, 128, "--image", "96x64", "--tiles", "off", "--config", "toy_city_r18"]
-    return machine.script("memory", *words, "--device", machine.device, seconds=seconds)
+    """Measure the memory of training."""
+    size = (64, 128) if machine.small else (512, 1024)
+    return machine.script("memory", "--size", *size, "--device", machine.device, seconds=seconds)
 
 
 def distributed(machine: Machine, seconds: float) -> dict[str, Any]:
@@ -340,7 +327,7 @@ _ALL = (
         ("train_step",),
         _PACKAGE,
     ),
-    Step("memory", "of training and of a huge image", 2, _TRAINING, memory, ("memory",), _PACKAGE),
+    Step("memory", "of training", 2, _TRAINING, memory, ("memory",), _PACKAGE),
     Step(
         "distributed", "two processes on one card", 0.75, ("pytest", *_TRAINING), distributed, ("one_card",), _SUPPORT
     ),

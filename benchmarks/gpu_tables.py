@@ -49,7 +49,7 @@ STATE = [
     ("`throughput.py`: `seamseg predict --compile`", "-", "on the CPU", "throughput_compiled"),
     ("kernels of a training step and of a prediction, and how busy they keep the GPU", "-", "operators", "profile"),
     ("`fusion.py`: the panoptic map", "yes", "yes", "fusion"),
-    ("`memory.py`: a training step, a huge image", "-", "on the CPU", "memory"),
+    ("`memory.py`: a training step", "-", "on the CPU", "memory"),
     ("two processes on one card through gloo (`one_card.py`)", "-", "on the CPU", "distributed"),
     ("`demo.py`: training and prediction, fp32 against bf16", "-", "on the CPU", "toy_city"),
     ("training with NCCL (several GPUs)", "-", "-", None),
@@ -246,9 +246,6 @@ def memory_figures(found: dict[str, Any]) -> Iterator[Figure]:
     for name, row in found["rows"].items():
         result = f"keeps {row['kept_mib']:.0f} MiB, peak {row['peak_mib']:.0f}"
         yield "memory.py", f"ResNet-50 body, 512x1024, {name}", result
-    for row in found["images"]:
-        result = f"{row['seconds']:.1f} s, {row['gpu']:.1f} GiB of the GPU, {row['peak']:.1f} of the host"
-        yield "memory.py", f"an image of {row['photo']}, tiles {row['tiles']}", result
 
 
 def parity_figures(found: dict[str, Any]) -> Iterator[Figure]:

@@ -1,36 +1,25 @@
-"""Measure the memory of a training step of a ResNet-50 body, and of predicting a huge image.
+"""Measure the memory of a training step of a ResNet-50 body.
 
-    python benchmarks/memory.py [--size 256 512] [--device cuda] [--image 12000x8400 --tiles auto 2048]
+    python benchmarks/memory.py [--size 256 512] [--device cuda]
 
 Kept tensors are counted by saved-tensor hooks, each storage once, without the parameters. The peak is that of the
 allocator, above what was allocated before the step: on the CPU from torch's profiler, on a GPU from
 `max_memory_allocated`. Peers: BatchNorm + LeakyReLU (in place), and in-place ABN without the sum of the residual block,
 which is what the original network keeps.
-
-`--image` predicts an image of WIDTHxHEIGHT, for each of --tiles in a fresh process, with a network of random weights
-whose best 100 detections are kept whatever their scores. `host GiB` is VmHWM of the process, with torch, the weights
-and the image; `GPU GiB` the peak of torch's allocator. By default the input is of the size of the configuration,
-with --shortest-size larger, without a limit of the longest side.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-from seamseg.config import load_config
 from seamseg.models.backbones.resnet import RESNETS, ResidualBlock, ResNet
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN
@@ -69,11 +58,11 @@ def body(norm: Callable[..., nn.Module], separate_sum: bool, device: str) -> Res
 
 def kept_bytes(network: nn.Module, loss: Callable[[], Tensor]) -> int:
     """Bytes of the tensors that a forward pass leaves for the backward pass, which is run as well."""
-    own = {_storage(p) for p in (*network.parameters(), *network.buffers())}
+    own = {p.untyped_storage()._cdata for p in (*network.parameters(), *network.buffers())}
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[_storage(tensor)] = tensor
+        kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
@@ -84,22 +73,13 @@ def kept_bytes(network: nn.Module, loss: Callable[[], Tensor]) -> int:
     return total
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def loss(network: ResNet, images: Tensor) -> Tensor:
     """Mean of each map that a pyramid reads, in sum."""
     maps = network(images)
     return torch.stack([maps[f"mod{i}"].mean() for i in range(2, 6)]).sum()
 
 
-def step(network: ResNet, images: Tensor) -> None:
-    """Run the forward and backward pass, accumulating into existing gradients."""
-    loss(network, images).backward()
-
-
-def peak_bytes(function: Callable[[], None], device: str) -> int:
+def peak_bytes(function: Callable[[], object], device: str) -> int:
     """Return the peak allocation during a call, above that before it."""
     if device != "cpu":
         torch.cuda.synchronize()
@@ -132,7 +112,7 @@ def training_rows(size: tuple[int, int], device: str) -> dict[str, dict[str, flo
     for name, (norm, separate) in kinds.items():
         network = body(norm, separate, device)
         kept = kept_bytes(network, partial(loss, network, images)) / 2**20
-        peak = peak_bytes(partial(step, network, images), device) / 2**20
+        peak = peak_bytes(lambda: loss(network, images).backward(), device) / 2**20  # noqa: B023 (runs at once)
         rows[name] = {"kept_mib": kept, "peak_mib": peak}
         first = rows["BatchNorm + LeakyReLU"]
         shares = kept / first["kept_mib"], peak / first["peak_mib"]
@@ -140,63 +120,15 @@ def training_rows(size: tuple[int, int], device: str) -> dict[str, dict[str, flo
     return rows
 
 
-def image_row(image: str, tiles: str, shortest: int | None, config: str, device: str) -> dict[str, Any]:
-    """Predict an image in this process; return peak memory in GiB, seconds and the number of runs of the network."""
-    import numpy as np
-    from networks import random_predictor
-    from PIL import Image
-
-    from seamseg.inference.images import input_size
-    from seamseg.inference.tiling import Tiling
-    from seamseg.models.panoptic_inference import DetectionSelector
-    from seamseg.utils import process_settings
-
-    process_settings.apply()
-    width, height = map(int, image.split("x"))
-    predictor = random_predictor(torch.device(device), config=config)
-    network: Any = predictor.network
-    roi = replace(network.net.options.selector.config, score_threshold=0.0, max_predictions=100)
-    network.net = network.net.with_options(selector=DetectionSelector(roi))
-    predictor.tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles)
-    if shortest is not None:
-        predictor.input_size = input_size(load_config(config), shortest, max(width, height, shortest))
-    blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
-    pixels = Image.fromarray(blotches).resize((width, height), Image.Resampling.BICUBIC)
-    start = time.perf_counter()
-    with mock.patch.object(network, "run", wraps=network.run) as run:
-        assert predictor.predict(pixels).size == (height, width)
-    seconds = time.perf_counter() - start
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return {
-        "photo": image,
-        "tiles": tiles,
-        "peak": next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20,
-        "gpu": torch.cuda.max_memory_allocated() / 2**30 if device != "cpu" else 0.0,
-        "seconds": seconds,
-        "views": run.call_count,
-    }
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, nargs=2, default=(256, 512), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument("--image", metavar="WIDTHxHEIGHT", help="also predict an image of this size")
-    parser.add_argument("--tiles", nargs="+", default=["off", "1024"], help="auto, off or sides (default: off 1024)")
-    parser.add_argument("--shortest-size", type=int, help="shortest side of the network's input for --image")
-    parser.add_argument("--config", default="vistas_r50", help="network of --image (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"torch": torch.__version__, "device": arguments.device}
     found["rows"] = training_rows(tuple(arguments.size), arguments.device)
-    given = arguments.image, arguments.shortest_size, arguments.config, arguments.device
-    for tiles in arguments.tiles if arguments.image else ():
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-            row = fresh.submit(image_row, given[0], tiles, *given[1:]).result()
-        found.setdefault("images", []).append(row)
-        print(f"{row['photo']}, tiles {tiles}: {row['peak']:.1f} host GiB, {row['gpu']:.1f} GPU GiB, ", end="")
-        print(f"{row['seconds']:.1f} s, {row['views']} runs of the network", flush=True)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(found, indent=1))
 

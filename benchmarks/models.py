@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,11 @@ import torch
 SIZE = (1024, 2048)
 
 
-def seamless(folder: Path) -> Any:
-    """Build the network of the published Vistas model, at the size of the image."""
+def seamless(name: str, side: int | None, folder: Path) -> Any:
+    """Build a network of ours, for images of `side` rows; None for its own size."""
     from networks import random_predictor
 
-    return random_predictor(torch.device("cpu"), SIZE[0])
-
-
-def demo(folder: Path) -> Any:
-    """Build the network of the demo, at its own size."""
-    from networks import random_predictor
-
-    return random_predictor(torch.device("cpu"), config="toy_city_r18")
+    return random_predictor(torch.device("cpu"), side, config=name)
 
 
 def detector(folder: Path) -> Any:
@@ -51,8 +45,8 @@ def detector(folder: Path) -> Any:
 
 
 SIDES: dict[str, Callable[[Path], Any]] = {
-    "toy_city_r18": demo,
-    "vistas_r50": seamless,
+    "toy_city_r18": partial(seamless, "toy_city_r18", None),
+    "vistas_r50": partial(seamless, "vistas_r50", SIZE[0]),
     "maskrcnn_resnet50_fpn_v2": detector,
 }
 

@@ -18,27 +18,22 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 SIDES = ("fp32", "bf16", "plain", "separated")
 
 
-def make(name: str, module: Any, side: int) -> Callable[[], dict[str, float]]:
-    """Return a function that runs a step of one side, and returns seconds and MiB.
+def make(name: str, module: Any, side: int) -> tuple[Callable[[], object], float]:
+    """Return a function that runs a step of one side on an image of `side` rows, and the MiB that it keeps.
 
-    Parameters
-    ----------
-    name : name of the side, one of :data:`SIDES`
-    module : network and losses, which the sides of ours share
-    side : height of the image
+    `name` is one of :data:`SIDES`, `module` network and losses, which the sides of ours share.
     """
     import torch
+    from memory import kept_bytes
     from plain_seamless import PlainTrainingModule
     from street import CITYSCAPES, smooth, street
 
@@ -46,76 +41,52 @@ def make(name: str, module: Any, side: int) -> Callable[[], dict[str, float]]:
         module = PlainTrainingModule(module, name == "separated")
     torch.manual_seed(0)
     batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES)
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
 
-    def run() -> dict[str, float]:
-        kept: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
+    def loss() -> torch.Tensor:
         # every side samples the same regions
         torch.manual_seed(1)
-        start, busy = time.perf_counter(), time.process_time()
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
-            losses = module(batch).means
-            total = torch.stack(list(losses.values())).sum()
-        torch.autograd.grad(total, parameters, allow_unused=True)
-        return {
-            "step": time.perf_counter() - start,
-            "cpu": time.process_time() - busy,
-            "kept MiB": sum(kept.values()) / 2**20,
-        }
+        with torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
+            return torch.stack(list(module(batch).means.values())).sum()
 
-    return run
+    kept = kept_bytes(module, loss) / 2**20
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return lambda: torch.autograd.grad(loss(), parameters, allow_unused=True), kept
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sides", nargs="*", default=SIDES, help=f"sides to time: {', '.join(SIDES)} (default: all)")
+    parser.add_argument("sides", nargs="*", choices=[*SIDES, []], help="sides to time (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side (default: %(default)s)")
     parser.add_argument("--side", type=int, default=512, help="height of the image (default: %(default)s)")
     parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    if unknown := set(arguments.sides) - set(SIDES):
-        parser.error(f"{unknown.pop()}: choose from {', '.join(SIDES)}")
     from seamseg.utils import process_settings
 
     # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()
     import torch
     from street import CITYSCAPES
-    from timing import processor
+    from timing import in_turns, processor
 
     from seamseg.config import load_config
     from seamseg.models.build import build_training_module
 
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(2)
     torch.manual_seed(0)
-    config = load_config(CONFIGS / f"{arguments.config}.ini")
+    config = load_config(arguments.config)
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
-    runs = {name: make(name, module, arguments.side) for name in arguments.sides}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
-    for number in range(arguments.rounds + 1):
-        for name, run in runs.items():
-            step = run()
-            if number:
-                found[name].append(step)
-    facts = {"torch": torch.__version__, "threads": arguments.threads, "cpu": processor(), "load": os.getloadavg()[0]}
+    sides = {name: make(name, module, arguments.side) for name in arguments.sides or SIDES}
+    found = in_turns({name: step for name, (step, _) in sides.items()}, arguments.rounds)
+    facts = {"torch": torch.__version__, "threads": 2, "cpu": processor(), "load": os.getloadavg()[0]}
     facts |= {"config": arguments.config, "side": arguments.side, "rounds": arguments.rounds}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"\n{'seconds':<16}{'step':>10}{'ratio':>10}{'CPU':>10}{'kept MiB':>10}")
     rows: dict[str, dict[str, float]] = {}
-    for name, steps in found.items():
-        row = rows[name] = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
+    for name, seconds in found.items():
+        medians = {key: statistics.median(values) for key, values in seconds.items()}
+        row = rows[name] = {"step": medians["wall"], "cpu": medians["cpu"], "kept MiB": sides[name][1]}
         ratio = row["step"] / rows[next(iter(rows))]["step"]
         print(f"{name:<16}{row['step']:>10.3f}{ratio:>10.2f}{row['cpu']:>10.3f}{row['kept MiB']:>10.1f}")
     if arguments.json:

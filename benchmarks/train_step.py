@@ -35,11 +35,11 @@ from typing import Any
 import torch
 from memory import peak_bytes
 from street import VISTAS, noise, street
-from timing import profiled
+from timing import profiled, synchronize
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
-from seamseg.config import load_config
+from seamseg.config import Config, load_config
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 from seamseg.training.graphs import use_cuda_graphs
@@ -48,7 +48,7 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prefetched
 from seamseg.training.run import compile_network
-from seamseg.training.step import Stepper
+from seamseg.training.step import Stepper, StepResult
 from seamseg.utils.distributed import World
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -70,18 +70,28 @@ class Side:
 
     name: str
     module: Any
-    step: Callable[[], None]
+    step: Callable[[], StepResult]
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
     compiler: dict[str, int] = field(default_factory=dict)
 
 
+def config_of(name: str, experiment: str, *more: str) -> Config:
+    """Return the configuration of a side, with more settings."""
+    overrides = [o if "." in o else f"general.{o}" for o in (*SIDES[name], *more)]
+    return load_config(CONFIGS / f"{experiment}.ini", overrides=overrides)
+
+
 def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     """Make a side with its own network."""
-    overrides = [o if "." in o else f"general.{o}" for o in SIDES[name]]
-    config = load_config(CONFIGS / f"{experiment}.ini", overrides=overrides)
+    config = config_of(name, experiment)
     torch.manual_seed(0)
     module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
+    return side_of(name, module, config, batch, world)
+
+
+def side_of(name: str, module: Any, config: Config, batch: Batch, world: World) -> Side:
+    """Make a side with a network."""
     if config.general.compile:
         compile_network(module.net, world, TextLog(None).warning)
     if config.general.cuda_graphs:
@@ -94,10 +104,11 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     ahead = (uploaded.batch for uploaded in prefetched(batches, world.device))
     coming: Iterator[TrainingBatch] = plain if name == "plain" else ahead
 
-    def step() -> None:
-        stepper([next(coming)], rates)
+    def step() -> StepResult:
+        result = stepper([next(coming)], rates)
         # the sides share the memory: none keeps more than weights and momenta while another runs
         optimizer.zero_grad(set_to_none=True)
+        return result
 
     return Side(name, module, step)
 
@@ -120,17 +131,11 @@ def ceiling(device: torch.device) -> float:
 def timed(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of a call, on a CPU those of its threads: other programs do not change them much."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    wait(device)
+    synchronize()
     start = clock()
     call()
-    wait(device)
+    synchronize()
     return clock() - start
-
-
-def wait(device: torch.device) -> None:
-    """Wait for the GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def reserved(device: torch.device) -> int:

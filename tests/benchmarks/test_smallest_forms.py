@@ -39,10 +39,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "int8": ("--train 2 --val 1 --epochs 1 --calibrate 1 --rounds 1 --json OUT", r"onnx int8 +\d.*PQ"),
     "kernels": ("6000 backward noise --rounds 1 --json OUT", CASE),
     "loading": ("crop --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),
-    "memory": (
-        "--size 64 128 --image 300x200 --tiles 128 --config toy_city_r18 --json OUT",
-        r"tiles 128: \d.* host GiB",
-    ),
+    "memory": ("--size 64 128 --json OUT", r"in-place ABN( +\d+\.\d+){4}"),
     "models": ("toy_city_r18 --json OUT", r"toy_city_r18 +peak \d\.\d\d GB"),
     "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"separated( +\d+\.\d+){4}"),
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1 --json OUT", r"seamseg +\d"),
@@ -55,6 +52,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT",
         r"eager +\d(.|\n)*checkpointed, not compiled +\d",
     ),
+    "training_memory": ("--size 64x128 --config toy_city_r18 --json OUT", r"eager +\d+ +\d\.\d+ +\d"),
 }
 """Arguments, and a pattern of the output."""
 
