@@ -37,7 +37,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 kernels: setup  ## recompile what changed in csrc
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-demo: setup  ## run the toy city end to end (4 to 10 minutes on 2 cores)
+demo: setup  ## run the toy city end to end (about 4 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
 # one process per core, with one thread each by tests/conftest.py; whole files in the order of tests/conftest.py, the longest first;

@@ -1,6 +1,6 @@
 """Time `seamseg demo` from start to end, in one or several precisions with the same seed; print losses and PQ.
 
-    python benchmarks/demo.py fp32 --json demo.json                                # the demo as it is, 4 to 10 minutes
+    python benchmarks/demo.py fp32 --json demo.json                                # the demo as it is, 4 minutes
     python benchmarks/demo.py fp32 bf16 --device cuda --train 100 --epochs 4
 
 Each run draws the city, trains, predicts and evaluates anew: the same scenes, order and initial weights. PQ on the

@@ -1,4 +1,4 @@
-"""Peak memory of the networks of README's table on one image of 1024x2048, without a GPU.
+"""Time and peak memory of the networks of README's table on one image of 1024x2048, without a GPU.
 
     python benchmarks/models.py [NETWORK ...] [--json FILE]
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timing import in_turns, processor
 
 SIZE = (1024, 2048)
 
@@ -47,25 +48,25 @@ def detector(folder: Path) -> Any:
 SIDES: dict[str, Callable[[Path], Any]] = {
     "toy_city_r18": partial(seamless, "toy_city_r18", None),
     "vistas_r50": partial(seamless, "vistas_r50", SIZE[0]),
+    "vistas_wrn38": partial(seamless, "vistas_wrn38", SIZE[0]),
     "maskrcnn_resnet50_fpn_v2": detector,
 }
 
 
-def measure(side: str, folder: Path) -> float:
-    """Predict with one network; return the peak memory of the process since it was loaded, in GB."""
+def measure(side: str, folder: Path) -> dict[str, float]:
+    """Predict with one network; return the peak memory since it was loaded, and the median time of three images."""
     model = SIDES[side](folder)
     # what building it took does not count
     Path("/proc/self/clear_refs").write_text("5")
-    model.predict(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8))
+    image = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+    seconds = in_turns({side: partial(model.predict, image)}, rounds=3)[side]["wall"]
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
-    return int(peak[1]) / 1e6
+    return {"peak GB": int(peak[1]) / 1e6, "s": statistics.median(seconds)}
 
 
 def main() -> None:
     """Measure networks, each in a process of its own."""
-    from timing import processor
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sides", nargs="*", choices=[*SIDES, []], help="networks (default: all)")
     parser.add_argument("--side", choices=SIDES, help="measure one in this process, and print it as JSON")
@@ -73,17 +74,17 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.side is not None:
-            print(json.dumps({"peak GB": measure(arguments.side, Path(folder))}))
+            print(json.dumps(measure(arguments.side, Path(folder))))
             return
     rows = {}
     for side in arguments.sides or SIDES:
         command = [sys.executable, __file__, "--side", side]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows[side] = json.loads(done.stdout.splitlines()[-1])
-        print(f"{side:<26} peak {rows[side]['peak GB']:.2f} GB", flush=True)
+        print(f"{side:<26} {rows[side]['s']:.2f} s, peak {rows[side]['peak GB']:.2f} GB", flush=True)
     if arguments.json is not None:
-        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
-        arguments.json.write_text(json.dumps({**about, "cpu": processor(), "rows": rows}, indent=1) + "\n")
+        about = {"torch": torch.__version__, "cpu": processor()}
+        arguments.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "kernels": ("6000 backward noise --rounds 1 --json OUT", CASE),
     "loading": ("crop --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),
     "memory": ("--size 64 128 --json OUT", r"in-place ABN( +\d+\.\d+){4}"),
-    "models": ("toy_city_r18 --json OUT", r"toy_city_r18 +peak \d\.\d\d GB"),
+    "models": ("toy_city_r18 --json OUT", r"toy_city_r18 +\d+\.\d\d s, peak \d\.\d\d GB"),
     "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"separated( +\d+\.\d+){4}"),
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1 --json OUT", r"seamseg +\d"),
     "ray_data": ("--help", r"Compare the throughput"),
