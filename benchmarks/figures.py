@@ -239,7 +239,7 @@ def _models() -> Iterator[Figure]:
         "toy_city_r18": "`runs/demo`, made by `seamseg demo` | drawn city | PQ 61, measured",
     }
     for side, row in load("models")["rows"].items():
-        yield Figure("README.md", f"| {names[side]} | {{}} s | {{}} GB |", (row["s"], row["peak GB"]))
+        yield Figure("README.md", f"| {names[side]} | {{}} s, {{}} GB |", (row["s"], row["peak GB"]))
 
 
 def _pairs() -> Iterator[Figure]:
