@@ -40,11 +40,12 @@ kernels: setup  ## recompile what changed in csrc
 demo: setup  ## run the toy city end to end (about 4 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
-# one process per core, with one thread each by tests/conftest.py; whole files in the order of tests/conftest.py, the longest first;
-# pytest-xdist hangs at the end after it has replaced a worker that died: end the run instead
-PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# three processes for two cores, as tests wait a fifth of the time, with one thread each by tests/conftest.py; whole files in the
+# order of tests/conftest.py, the longest first; pytest-xdist hangs at the end after it has replaced a worker that died: end the run
+PROCESSES = $$(( ($$(nproc) * 3 + 1) / 2 ))
+PYTEST = $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-test: setup  ## run the fast tests (minutes on 2 cores)
+test: setup  ## run the fast tests (4 minutes on 2 cores)
 	$(PYTEST)
 
 coverage: setup  ## run the fast tests and report the covered branches in build/coverage
