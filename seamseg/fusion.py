@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from seamseg.maps.idmaps import reference
-from seamseg.maps.idmaps.resize import IdMap, ResizedIds, nearest_index, resize_nearest
+from seamseg.maps.idmaps.resize import nearest_index, resize_nearest
 from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_masks, sigmoid
 from seamseg.maps.idmaps.upsampled import best_masks
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
@@ -314,7 +314,7 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     """Resize a map to the size of the image, if it has another one.
 
     Ids are resized by nearest neighbour, with the rounding of Pillow; segments that vanish are dropped; areas and boxes
-    are those at the new size. The map of an image of :data:`LARGE_PIXELS` is an array only where one is needed.
+    are those at the new size.
 
     Parameters
     ----------
@@ -322,13 +322,9 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
     """
-    count, (height, width), (old_height, old_width) = len(fused.categories), native_size, fused.ids.shape
-    ids: IdMap = fused.ids
-    if (height, width) == (old_height, old_width):
+    count, ids = len(fused.categories), fused.ids
+    if native_size == ids.shape:
         measured = fused.measured or areas_and_boxes(fused.ids, count)
-    elif height * width >= LARGE_PIXELS and height >= old_height and width >= old_width:
-        ids = ResizedIds(fused.ids, native_size)
-        measured = ids.areas_and_boxes(count)
     else:
         ids = resize_nearest(fused.ids, native_size)
         measured = areas_and_boxes(ids, count)
@@ -346,4 +342,4 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
         for i in range(1, count)
         if areas[i] > 0
     ]
-    return PanopticResult(ids, segments)  # type: ignore[arg-type]  # see its field
+    return PanopticResult(ids, segments)

@@ -1,6 +1,5 @@
 """Fusion against the original and a plain form; the map at the image's own size."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from support.host_reads import HostReads
 
 from seamseg import fusion
 from seamseg.fusion import FusedMap, download, fuse, fuse_plainly, to_result
-from seamseg.maps.idmaps.resize import ResizedIds, resize_nearest
+from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import Prediction
@@ -261,23 +260,6 @@ def test_native_size_is_that_of_pillow(height, width, new_height, new_width):
     wanted = np.asarray(Image.fromarray(ids).resize((new_width, new_height), Image.NEAREST))
     np.testing.assert_array_equal(result.id_map, wanted)
     assert [s.id for s in result.segments] == [i for i in np.unique(wanted).tolist() if i > 0]
-
-
-@pytest.mark.parametrize("size", [(8, 13), (4, 7), (8, 6), (3, 40), (4, 6)])
-def test_a_large_map_is_an_array_only_when_it_is_read(size, monkeypatch):
-    ids = np.array([[0, 1, 1, 0, 2, 2], [0, 1, 3, 3, 2, 2], [4, 1, 3, 0, 0, 2], [4, 4, 4, 4, 4, 5]], np.int32)
-    fused = FusedMap(ids, [VOID, 3, 0, 2, 1, 3], [0.0, 0.75, 1.0, 0.5, 1.0, 0.2], [False] * 6)
-    wanted = to_result(fused, size, 2)
-    monkeypatch.setattr("seamseg.fusion.LARGE_PIXELS", 1)
-    result = to_result(fused, size, 2)
-    assert isinstance(result.id_rows, ResizedIds) == (size in ((8, 13), (4, 7), (8, 6))), "if no side is shorter"
-    assert result.segments == wanted.segments
-    assert result.size == size
-    copy = pickle.loads(pickle.dumps(result))
-    for one in (result, copy, replace(result)):
-        assert one.id_map.dtype == np.int32
-        assert np.array_equal(one.id_map, wanted.id_map)
-        assert one.id_map is one.id_rows, "made once"
 
 
 def test_segments_are_described_at_the_native_size():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-
-from seamseg.maps.idmaps.resize import IdMap, ResizedIds
 
 VOID = 255
 """Category index of void pixels."""
@@ -31,45 +29,18 @@ class Segment:
     iscrowd: bool = False
 
 
-class _IdMapField:
-    """The field `id_map`: may be set to :class:`ResizedIds`, which become an array when it is read."""
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        values = vars(instance)
-        if isinstance(values["id_map"], ResizedIds):
-            values["id_map"] = values["id_map"].dense()
-        return values["id_map"]
-
-    def __set__(self, instance: Any, value: IdMap) -> None:
-        vars(instance)["id_map"] = value
-
-
 @dataclass(frozen=True)
 class PanopticResult:
-    """A panoptic map at the original size of the image: `id_map` is `H x W` int32 (0 void), `segments` has its ids.
-
-    The map of a large image may be given as :class:`seamseg.maps.idmaps.resize.ResizedIds`.
-    """
+    """A panoptic map at the original size of the image: `id_map` is `H x W` int32 (0 void), `segments` has its ids."""
 
     id_map: np.ndarray
     segments: list[Segment]
 
     @property
-    def id_rows(self) -> IdMap:
-        """The map for uses that go through its rows: an array of a large map is not made for them."""
-        found: IdMap = vars(self)["id_map"]
-        return found
-
-    @property
     def size(self) -> tuple[int, int]:
         """`(height, width)` of the map."""
-        return int(self.id_rows.shape[0]), int(self.id_rows.shape[1])
+        return int(self.id_map.shape[0]), int(self.id_map.shape[1])
 
-
-# after the class: in it, dataclasses would take the descriptor for a default
-PanopticResult.id_map = _IdMapField()  # type: ignore[assignment]
 
 VOID_ID = 0
 """Id of pixels without a segment."""

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz.targets import TARGETS, corpus, refusing, write_files
-from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.formats.coco_writer import encode_panoptic
 from seamseg.maps.formats.metadata import Metadata, class_infos, metadata_header, parse_metadata
 from seamseg.maps.panoptic_map import class_map_result
@@ -27,7 +26,6 @@ from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.label_folders import prepare_folders
 from seamseg.maps.prepare.merge import read_rules
 from seamseg.maps.prepare.vistas import read_labels
-from seamseg.maps.report.build import find_evaluation, write_report
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(1, 1, ["a", "b"], [(1, 2, 3), (4, 5, 6)], [7, 8])
@@ -64,29 +62,6 @@ def written(path: Path, read: Callable[[Path], Any]) -> Read:
         read(path)
 
     return write_and_read
-
-
-def evaluation(root: Path) -> dict[str, tuple[Any, Read]]:
-    """An evaluation folder and its report."""
-    truth = json.loads((root / "good.json").read_text())
-    truth["images"] = truth["images"][:1]
-    truth["annotations"] = truth["annotations"][:1]
-    (root / "maps.json").write_text(json.dumps(truth))
-    evaluate_panoptic_json(root / "maps.json", root / "maps.json", out=root / "evaluation", photos=root / "photos")
-    found = {}
-    for name in ("evaluation.json", "images.jsonl"):
-        path = root / "evaluation" / name
-        good = path.read_bytes()
-
-        def read(data: bytes, path: Path = path, good: bytes = good) -> None:
-            path.write_bytes(data + b"\n")
-            try:
-                write_report(root / "report.html", find_evaluation(root / "evaluation"))
-            finally:
-                path.write_bytes(good)
-
-        found[name] = json.loads(good), read
-    return found
 
 
 def prepared(root: Path) -> dict[str, tuple[Any, Read]]:
@@ -152,7 +127,7 @@ def _metadata(content: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [evaluation, prepared, sources])
+@pytest.mark.parametrize("group", [prepared, sources])
 def test_fields_of_any_type(group, tmp_path_factory):
     root = tmp_path_factory.mktemp("fields")
     write_files(root)
@@ -178,8 +153,6 @@ def test_fields_of_any_type(group, tmp_path_factory):
 @pytest.mark.parametrize(
     ("group", "name", "at", "value", "message"),
     [
-        (evaluation, "images.jsonl", ("photo",), [], r"invalid photo: \[\]"),
-        (evaluation, "evaluation.json", ("scores", "PQ"), float("inf"), "not an evaluation summary"),
         (sources, "metadata", ("meta", "palette", 0, 1), 2**53, "each number must be from 0 to 255"),
         (sources, "vistas", ("labels", 0, "color", 0), 2**53, "each number must be from 0 to 255"),
         (prepared, "prepared.json", ("splits", "val", "images"), float("inf"), "not the account of a conversion"),

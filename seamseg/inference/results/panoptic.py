@@ -101,7 +101,7 @@ class Panoptic(PanopticResult, ImageResult):
         """Return a panoptic map with the names of its classes, and with its image if given."""
         names = metadata.categories
         named = [NamedSegment(**{**vars(s), "name": names[s.category]}) for s in result.segments]
-        found = Panoptic(result.id_rows, named, metadata=metadata.without_images())  # type: ignore[arg-type]  # see its field
+        found = Panoptic(result.id_map, named, metadata=metadata.without_images())
         return found if image is None else found.with_image(image)
 
     def __eq__(self, other: object) -> bool:
@@ -230,7 +230,7 @@ class Panoptic(PanopticResult, ImageResult):
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`ImageResult.shares`."""
-        return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_rows.size) for s in self.segments]
+        return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
 
 
 def _only(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from seamseg.maps.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.maps.evaluation.panoptic_quality import check_png_size, check_sizes
+from seamseg.maps.evaluation.panoptic_quality import check_sizes
 from seamseg.maps.evaluation.record import (
     Evaluation,
     ImageRecord,
@@ -21,17 +21,14 @@ from seamseg.maps.evaluation.record import (
 )
 from seamseg.maps.evaluation.scores import PanopticScores
 from seamseg.maps.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
-from seamseg.maps.formats.id_png import png_size, read_id_runs
+from seamseg.maps.formats.id_png import read_id_runs
 from seamseg.maps.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
-from seamseg.utils.image_memory import memory_for
 from seamseg.utils.output import warn
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback, no_progress
 
 _MOST_CATEGORIES = 4096
-_PAIR_BYTES = 28
-"""Memory of a pixel of two maps of the shortest runs: 8 for one, 16 to decode the other, and the counts of pairs."""
 
 
 def evaluate_panoptic_json(
@@ -132,13 +129,10 @@ class _FilePair:
         """Read the two maps of an image and count their pairs of ids."""
         prediction = self._prediction_of[annotation.image_id]
         pred_path = self.pred.png(prediction)
-        size = png_size(self.gt.png(annotation)) or (0, 0)
-        check_png_size(size if any(size) else None, pred_path)
-        with memory_for(pred_path, "a map and its ground truth", size[::-1], _PAIR_BYTES * size[0] * size[1]):
-            gt_ids, pred_ids = read_id_runs(self.gt.png(annotation)), read_id_runs(pred_path)
-            size = gt_ids.height, gt_ids.width
-            check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
-            return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
+        gt_ids, pred_ids = read_id_runs(self.gt.png(annotation)), read_id_runs(pred_path)
+        size = gt_ids.height, gt_ids.width
+        check_sizes(size, (pred_ids.height, pred_ids.width), pred_path)
+        return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
 
     def evaluate(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> Comparison:
         """Add an image to an evaluator; return its comparison."""
@@ -195,10 +189,8 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
             found[annotation.image_id] = prediction
     if missing:
         others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        example = f"; the first prediction is for image {pred.annotations[0].image_id}" if pred.annotations else ""
-        if any(str(a.image_id) == str(missing[0]) for a in pred.annotations):
-            example = "; there is one whose `image_id` is a text instead of a number, or the reverse"
-        raise InputError(f"{pred.path}: no prediction for image {missing[0]} of {gt.path.name}{others}{example}")
+        example = f"; the first prediction is for image {pred.annotations[0].image_id!r}" if pred.annotations else ""
+        raise InputError(f"{pred.path}: no prediction for image {missing[0]!r} of {gt.path.name}{others}{example}")
     return found
 
 

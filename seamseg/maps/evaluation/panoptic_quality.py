@@ -12,7 +12,6 @@ import numpy as np
 
 from seamseg.maps.evaluation.matching import Matches, SegmentPair, match_segments, set_void
 from seamseg.maps.evaluation.scores import ClassScores, PanopticScores, mean
-from seamseg.maps.formats.id_png import png_size
 from seamseg.maps.panoptic_map import VOID_ID, ClassInfo, SegmentInfo, Segments
 from seamseg.utils.errors import InputError
 
@@ -143,13 +142,6 @@ def average_classes(per_class: Sequence[ClassScores], n_images: int) -> Panoptic
 def _nan_as_zero(scores: ClassScores) -> ClassScores:
     pq, sq, rq, dagger = (0.0 if math.isnan(v) else v for v in (scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger))
     return replace(scores, PQ=pq, SQ=sq, RQ=rq, PQ_dagger=dagger)
-
-
-def check_png_size(gt_shape: Sequence[int] | None, path: Path) -> None:
-    """Raise InputError if the header of a predicted PNG states another size, before it is decoded."""
-    pred_shape = png_size(path)
-    if gt_shape is not None and pred_shape is not None:
-        check_sizes(gt_shape, pred_shape, path)
 
 
 def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], where: str | Path) -> None:

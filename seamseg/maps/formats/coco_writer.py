@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seamseg.maps.formats.coco_panoptic import default_folder
 from seamseg.maps.formats.id_png import MAX_ID, encode_id_png, write_id_png
 from seamseg.maps.formats.metadata import Metadata, class_infos
-from seamseg.maps.idmaps.resize import IdMap
 from seamseg.maps.panoptic_map import ClassInfo, PanopticResult, Segment
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, refuse_links, replacing
@@ -41,10 +42,10 @@ class CocoPanopticWriter:
         `image_name` is the file name of the image. The format has no crowds in predictions: they become void.
         """
         segments = [s for s in result.segments if not s.iscrowd]
-        return self.write_map(image_id, result.id_rows, segments, image_name)
+        return self.write_map(image_id, result.id_map, segments, image_name)
 
     def write_map(
-        self, image_id: int | str, id_map: IdMap, segments: Sequence[Segment], image_name: str | None = None
+        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], image_name: str | None = None
     ) -> CocoEntry:
         """Write an id map like :meth:`write`, but keep crowds; ids without a segment become void."""
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
@@ -102,7 +103,7 @@ def encode_result(result: PanopticResult, metadata: Metadata) -> tuple[dict[str,
     """Return the annotation of a result, and the content of the PNG that :class:`CocoPanopticWriter` writes."""
     segments = [s for s in result.segments if not s.iscrowd]
     annotation, values = encode_panoptic(0, segments, class_infos(metadata), metadata.palette)
-    return annotation, encode_id_png(result.id_rows, values)
+    return annotation, encode_id_png(result.id_map, values)
 
 
 def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:

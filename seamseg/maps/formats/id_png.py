@@ -21,7 +21,6 @@ from zlib_ng import zlib_ng
 
 from seamseg.maps.idmaps import inflate
 from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
-from seamseg.maps.idmaps.resize import IdMap, ResizedIds
 from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
@@ -55,17 +54,7 @@ def read_id_runs(path: str | Path) -> IdRuns:
     return ids if isinstance(ids, IdRuns) else id_runs_of(ids)
 
 
-def png_size(path: str | Path) -> tuple[int, int] | None:
-    """Return `(height, width)` by the header of a PNG, None if it has none: reading it then raises the error."""
-    try:
-        with open_file(path) as file:
-            signature, width, height = struct.unpack(">8s8xII", file.read(24))
-    except (OSError, ValueError, struct.error):  # a name with a zero byte is a ValueError
-        return None
-    return (height, width) if signature == _SIGNATURE else None
-
-
-def write_id_png(path: str | Path, ids: IdMap, values: Sequence[tuple[int, int]] | None = None) -> None:
+def write_id_png(path: str | Path, ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> None:
     """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, atomically and in bands of rows.
 
     With `values`, `(id, value)` of each segment, these are written in place of the ids; those of other ids are 0. A map
@@ -76,15 +65,14 @@ def write_id_png(path: str | Path, ids: IdMap, values: Sequence[tuple[int, int]]
         file.writelines(parts)
 
 
-def encode_id_png(ids: IdMap, values: Sequence[tuple[int, int]] | None = None) -> bytes:
+def encode_id_png(ids: np.ndarray, values: Sequence[tuple[int, int]] | None = None) -> bytes:
     """Return the content of the file of :func:`write_id_png`."""
     return b"".join(_parts(ids, values))
 
 
-def _parts(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
     """Check the values and return an iterator over the content of the file."""
-    stored = ids.ids if isinstance(ids, ResizedIds) else ids
-    _check_range(stored if values is None else np.array([value for _, value in values], np.int64))
+    _check_range(ids if values is None else np.array([value for _, value in values], np.int64))
     if ids.ndim != 2 or not ids.size:
         raise ValueError(f"panoptic PNG: a map is H x W pixels, got {ids.shape}")
     header = struct.pack(">II", ids.shape[1], ids.shape[0]) + _FAST_HEADER
@@ -92,7 +80,7 @@ def _parts(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[byt
     return chain([_SIGNATURE, png_chunk(b"IHDR", header)], rows, [png_chunk(b"IEND", b"")])
 
 
-def _compressed(ids: IdMap, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
+def _compressed(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
     """Yield the compressed rows of a map in parts."""
     # maps of large flat regions stay small: higher levels save little and take several times as long
     compressor = zlib_ng.compressobj(3)

@@ -83,28 +83,13 @@ def write_page(
 
 def _counted(evaluation: Evaluation) -> ReportRun:
     run = ReportRun(evaluation)
-    for image in _checked_images(evaluation):
+    for image in evaluation.images():
         run.add(image)
+    if not run.images:
+        raise InputError(
+            f"{evaluation.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`"
+        )
     return run
-
-
-def _checked_images(run: Evaluation) -> Iterator[ImageRecord]:
-    """Iterate over the images of an evaluation; InputError for invalid classes and duplicates."""
-    seen: set[int | str] = set()
-    for number, image in enumerate(run.images(), start=1):
-        where = f"{run.folder / IMAGES}, line {number}"
-        for segment in (*image.ground_truth, *image.prediction):
-            if not 0 <= segment.category < len(run.classes):
-                raise InputError(
-                    f"{where}: not the record of an image: segment {segment.id} has class {segment.category}, but "
-                    f"there are {len(run.classes)} classes"
-                )
-        if image.image_id in seen:
-            raise InputError(f"{where}: duplicate image {image.image_id}")
-        seen.add(image.image_id)
-        yield image
-    if not seen:
-        raise InputError(f"{run.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`")
 
 
 def _check_same_classes(evaluation: Evaluation, against: Evaluation) -> None:

@@ -13,7 +13,7 @@ from seamseg.maps.predictions import MANIFEST
 from seamseg.maps.report.build import ReportSummary, select_extremes, write_page
 from seamseg.maps.report.images import jpeg_text, reduced_shape
 from seamseg.utils.errors import InputError, printable
-from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
+from seamseg.utils.limits import parse_json
 from seamseg.utils.progress import ProgressCallback, no_progress
 
 _COUNTED = ("segments", "detections", "classes")
@@ -81,20 +81,16 @@ def _block(one: _Predicted, folder: Path, size: int) -> tuple[dict[str, Any], bo
 def _read_manifest(path: Path) -> tuple[list[_Predicted], int]:
     """Return the images that are done, sorted by name, and the number of others."""
     done: dict[str, _Predicted | None] = {}
-    with open_file(path) as file:
-        file.readline(LINE_BYTES)  # the settings
-        for number, text in enumerate(iter(partial(file.readline, LINE_BYTES), b""), 2):
-            if not text.endswith(b"\n"):
-                break  # written in part: the process was killed
+    with open(path, "rb") as file:
+        next(file, None)  # the settings
+        for number, text in enumerate(file, 2):
             try:
                 line = parse_json(text)
             except ValueError:
-                continue  # torn, or empty: a later run has gone on behind it
+                continue  # written in part: the process was killed
             try:
-                if "seamseg_predictions" in line:
-                    continue  # the settings again, of a process of release 0.1.0
-                done[str(line["name"])] = _predicted(line) if line["status"] == "ok" else None
-            except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+                done[line["name"]] = _predicted(line) if line["status"] == "ok" else None
+            except (ValueError, LookupError, TypeError) as error:
                 raise InputError(f"{path}, line {number}: not a line of `seamseg predict`: {error}") from None
     found = sorted((one for one in done.values() if one is not None), key=lambda one: one.name)
     if not any(one.overlay for one in found):
@@ -104,6 +100,5 @@ def _read_manifest(path: Path) -> tuple[list[_Predicted], int]:
 
 def _predicted(line: dict[str, Any]) -> _Predicted:
     counts: dict[str, int] = next((line[key] for key in _COUNTED if key in line), {})
-    overlay = next((str(name) for name in line["outputs"] if str(name).lower().endswith(".jpg")), None)
-    size = max(1, int(line["width"])), max(1, int(line["height"]))
-    return _Predicted(str(line["name"]), size, {str(name): int(n) for name, n in counts.items()}, overlay)
+    overlay = next((name for name in line["outputs"] if name.lower().endswith(".jpg")), None)
+    return _Predicted(line["name"], (line["width"], line["height"]), counts, overlay)

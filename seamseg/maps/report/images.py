@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.maps.evaluation.record import MAPS, Evaluation, ImageRecord, SegmentRecord
-from seamseg.maps.formats.id_png import MAX_ID, read_id_png
+from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.maps.images import open_reduced
@@ -24,7 +24,6 @@ from seamseg.utils.files import join_inside
 JPEG_QUALITY = 80
 ONE_BYTE_SEGMENTS = 255
 """Maps of up to this many segments have one byte per pixel, others two, low byte first."""
-MAX_SEGMENTS = 65_535
 
 
 def image_block(
@@ -106,16 +105,13 @@ def _map(
 
 
 def _indices(path: Path, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> np.ndarray:
-    if len(segments) > MAX_SEGMENTS:
-        raise InputError(f"{path}: {len(segments)} segments; a report holds at most {MAX_SEGMENTS} per image")
     ids = read_id_png(path)
     if ids.shape != (image.height, image.width):
         raise InputError(
             f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were evaluated; "
             "evaluate again with `seamseg evaluate --out`"
         )
-    positions = [(s.id, k) for k, s in enumerate(segments, start=1) if 0 <= s.id <= MAX_ID]
-    return look_up(resize_nearest(ids, shape), positions, np.uint16)
+    return look_up(resize_nearest(ids, shape), [(s.id, k) for k, s in enumerate(segments, start=1)], np.uint16)
 
 
 def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[list[Any]]:

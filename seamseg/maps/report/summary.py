@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from seamseg.maps.evaluation.record import SUMMARY, Evaluation, ImageRecord
+from seamseg.maps.evaluation.record import Evaluation, ImageRecord
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.maps.metrics_file import METRICS_NAME, read_metrics
 from seamseg.maps.visualize.palette import distinct_colors
-from seamseg.utils.errors import InputError, printable
+from seamseg.utils.errors import printable
 
 BINS = 20
 """Bins of scores and of PQ, both from 0 to 1."""
@@ -169,7 +169,7 @@ def _headline(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             {"name": name, "values": [s.get(key) if of.get(key) == name else None for s, of in zip(scores, titles)]}
         )
     for kind in AP_KINDS:
-        if isinstance(scores[0].get(kind), Mapping):
+        if scores[0].get(kind):
             rows.append({"name": f"{kind} AP", "values": [(s.get(kind) or {}).get("AP") for s in scores]})
     return rows
 
@@ -178,7 +178,7 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     first = evaluations[0]
     default_colors = distinct_colors(len(first.classes)).tolist()
     # by position: the keys of per_class are made unique, the names of the classes need not be
-    scored = [list(_per_class(e).values()) for e in evaluations]
+    scored = [list(e.scores["per_class"].values()) for e in evaluations]
     average = [_average_precision(e) for e in evaluations]
     rows = []
     for k, info in enumerate(first.classes):
@@ -197,35 +197,14 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     return rows
 
 
-def _per_class(evaluation: Evaluation) -> Mapping[str, Any]:
-    per_class = evaluation.scores.get("per_class")
-    if (
-        not isinstance(per_class, Mapping)
-        or len(per_class) != len(evaluation.classes)
-        or not all(isinstance(scores, Mapping) for scores in per_class.values())
-    ):
-        raise InputError(
-            f"{evaluation.folder / SUMMARY}: the scores do not match its {len(evaluation.classes)} classes; "
-            "evaluate again with `seamseg evaluate --out`"
-        )
-    return per_class
-
-
 def _average_precision(evaluation: Evaluation) -> list[float | None]:
     """Return the AP of each thing class, of masks if available, else of boxes; empty if not measured."""
-    things = sum(c.isthing for c in evaluation.classes)
-    for kind in AP_KINDS:
-        found = (evaluation.scores.get(kind) or {}).get("per_class")
-        if isinstance(found, Mapping) and len(found) == things:
-            return list(found.values())
-    return []
+    found = next((evaluation.scores[kind] for kind in AP_KINDS if evaluation.scores.get(kind)), None)
+    return [] if found is None else list(found["per_class"].values())
 
 
 _PEAKS = ("reserved_peak_gib", "rss_peak_gib")
 """Names of the peak memory, of a GPU first."""
-
-_LARGEST = 1e15
-"""Larger numbers are damaged ones; their sums could overflow."""
 
 
 def training_of(evaluation: Path) -> dict[str, Any] | None:
@@ -237,13 +216,12 @@ def training_of(evaluation: Path) -> dict[str, Any] | None:
 
 
 def summarise_training(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Summarise the lines of a `metrics.jsonl`; None if they report no step. Damaged lines and numbers are left out.
+    """Summarise the lines of a `metrics.jsonl`; None if they report no step. Numbers that are null are left out.
 
     Speed is the median of the lines, memory the peak of the GPU or the process; epochs count from 1.
     """
-    lines = [line for line in metrics if _is_count(line.get("step")) and _is_count(line.get("epoch"))]
-    train = sorted(_numbers(lines, "train"), key=lambda line: line["step"])
-    validations = _numbers(lines, "validation")
+    lines = [{name: value for name, value in line.items() if value is not None} for line in metrics]
+    train, validations = ([line for line in lines if line["kind"] == kind] for kind in ("train", "validation"))
     if not train:
         return None
     steps = [line["step"] for line in train]
@@ -274,16 +252,3 @@ def summarise_training(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
 def _mean_loss(values: Sequence[tuple[int, float]]) -> float | None:
     total = sum(span for span, _ in values)
     return math.fsum(span * value for span, value in values) / total if total else None
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _LARGEST
-
-
-def _numbers(lines: Iterable[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the lines of a kind with their numbers only."""
-    return [
-        {name: n for name, n in line.items() if type(n) in (int, float) and abs(n) < _LARGEST}
-        for line in lines
-        if line.get("kind") == kind
-    ]

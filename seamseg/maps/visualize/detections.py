@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -18,37 +18,9 @@ LEGACY_LINE = 3
 """Width in pixels of the boxes there."""
 
 
-class DrawnObject(Protocol):
-    """An object in pixels of the image, see :class:`seamseg.inference.results.detections.Detection`."""
-
-    @property
-    def name(self) -> str:
-        """Name of its class."""
-
-    @property
-    def category(self) -> int:
-        """Row of the palette."""
-
-    @property
-    def score(self) -> float:
-        """0 to 1."""
-
-    @property
-    def box(self) -> tuple[float, float, float, float]:
-        """`(y0, x0, y1, x1)`."""
-
-    @property
-    def crop(self) -> np.ndarray | None:
-        """Part of the mask, bool; None for none."""
-
-    @property
-    def corner(self) -> tuple[int, int]:
-        """`(y, x)` of the crop."""
-
-
 def draw_detections(
     image: np.ndarray,
-    objects: Sequence[DrawnObject],
+    objects: Sequence[Any],
     size: tuple[int, int],
     palette: Palette,
     labels: bool = True,
@@ -59,7 +31,8 @@ def draw_detections(
     Parameters
     ----------
     image : uint8 `H x W x 3`
-    objects : objects in pixels of an image of `size`, scaled to `image` if it has another size
+    objects : :class:`seamseg.inference.results.detections.Detection`, in pixels of an image of `size`, scaled to
+        `image` if it has another size
     size : `(height, width)`
     palette : one row `r, g, b` per class
     labels : write class and score above each box, or within it at the upper edge of the image
@@ -87,9 +60,7 @@ def draw_detections(
     return np.asarray(canvas)
 
 
-def draw_legacy(
-    image: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
-) -> np.ndarray:
+def draw_legacy(image: np.ndarray, objects: Sequence[Any], size: tuple[int, int], palette: Palette) -> np.ndarray:
     """Draw objects in their order as the original's `test_instance_seg.py` does, before JPEG compression; no text."""
     colors = padded_palette(palette)
     canvas = Image.fromarray(np.array(image))
@@ -102,13 +73,13 @@ def draw_legacy(
     return np.asarray(canvas)
 
 
-def _scaled_box(d: DrawnObject, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+def _scaled_box(d: Any, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[float, float, float, float]:
     down, right = shape[0] / size[0], shape[1] / size[1]
     y0, x0, y1, x1 = d.box
     return y0 * down, x0 * right, y1 * down, x1 * right
 
 
-def _paint(image: Image.Image, d: DrawnObject, size: tuple[int, int], color: tuple[int, ...], opacity: float) -> None:
+def _paint(image: Image.Image, d: Any, size: tuple[int, int], color: tuple[int, ...], opacity: float) -> None:
     """Blend the mask of an object into an image."""
     if d.crop is None or d.crop.size == 0:
         return
@@ -118,7 +89,7 @@ def _paint(image: Image.Image, d: DrawnObject, size: tuple[int, int], color: tup
 
 
 def _label(
-    image: Image.Image, draw: ImageDraw.ImageDraw, d: DrawnObject, box: tuple[float, ...], color: tuple[int, ...]
+    image: Image.Image, draw: ImageDraw.ImageDraw, d: Any, box: tuple[float, ...], color: tuple[int, ...]
 ) -> None:
     """Write name and score above the box, within it at the upper edge of the image."""
     font = label_font((image.height, image.width))

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.maps.idmaps.reference import outlines
-from seamseg.maps.idmaps.resize import IdMap, ResizedIds, nearest_index
+from seamseg.maps.idmaps.resize import nearest_index
 from seamseg.maps.idmaps.segments import BAND_BYTES, overlay
 from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.maps.visualize.palette import distinct_colors, padded_palette, text_color
@@ -50,19 +50,15 @@ def draw_overlay(
         raise ValueError("draw_overlay: labels=True needs the categories")
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
-    (height, width), id_map = image.shape[:2], result.id_rows
+    (height, width), id_map = image.shape[:2], result.id_map
     colors, instances = _colors_of_ids(result, padded_palette(palette), outlined)
     row_of, column_of = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, (height, width)))
     columns, share = None if id_map.shape[1] == width else column_of, None if opacity == 0.5 else round(opacity * 256)
-    if isinstance(id_map, np.ndarray) and id_map.dtype != np.int32:
+    if id_map.dtype != np.int32:
         id_map = np.where((id_map >= 0) & (id_map < len(colors)), id_map, 0).astype(np.int32)
     rows, canvas = max(1, BAND_BYTES // (3 * width)), Image.new("RGB", (width, height))
     for y in range(0, height, rows):
-        ids, shown = id_map, row_of[y : y + rows]
-        if isinstance(ids, ResizedIds):
-            first = max(shown[0] - 2, 0)  # outlines depend on the two rows above and below
-            ids, shown = ids[first : shown[-1] + 3], shown - first
-        drawn = overlay(image[y : y + rows], ids, shown, columns, colors, instances, share)
+        drawn = overlay(image[y : y + rows], id_map, row_of[y : y + rows], columns, colors, instances, share)
         canvas.paste(Image.fromarray(drawn), (0, y))
     if labels and categories is not None:
         _write_labels(canvas, result, padded_palette(palette), categories)
@@ -95,7 +91,7 @@ def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarra
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         if right > 1.5 * (x1 - x0) or bottom > 0.8 * (y1 - y0):
             continue
-        at = _label_position(result.id_rows, segment.id, scale)
+        at = _label_position(result.id_map, segment.id, scale)
         x = min(max(0.0, at[1] - right / 2), max(0.0, width - right - 2))
         y = min(max(0.0, at[0] - bottom / 2), max(0.0, height - bottom - 2))
         color = tuple(palette[segment.category].tolist())
@@ -103,7 +99,7 @@ def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarra
         draw.text((x, y), text, fill=text_color(color), font=font)
 
 
-def _label_position(id_map: IdMap, segment: int, scale: np.ndarray) -> tuple[float, float]:
+def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[float, float]:
     """Return the median row of a segment and the median column in it, in image pixels."""
     # row by row: a copy of the mask of a large image is large
     counts = np.cumsum([np.count_nonzero(row == segment) for row in id_map])

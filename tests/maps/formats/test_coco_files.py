@@ -171,7 +171,7 @@ def use_twice(content):
         (
             1,
             lambda c: c.update(annotations=c["annotations"][:1]),
-            "no prediction for image c.*and 1 more.*the first prediction is for image a",
+            "no prediction for image 'c'.*and 1 more.*the first prediction is for image 'a'",
         ),
         (1, lambda c: c.pop("annotations"), r"pred\.json.*annotations"),
         (1, lambda c: c["annotations"][0].pop("file_name"), r"pred\.json.*file_name"),
@@ -218,12 +218,12 @@ def test_predictions_are_found_by_the_name_of_the_photo(pair):
     # ambiguous: the same name in two folders
     edit(pred, lambda content: content["annotations"].append({**content["annotations"][0], "image_id": "other/a"}))
     with pytest.raises(
-        InputError, match=r"no prediction for image 1000 .*; the first prediction is for image city/a_leftImg8bit"
+        InputError, match=r"no prediction for image 1000 .*; the first prediction is for image 'city/a_leftImg8bit"
     ):
         evaluate_panoptic_json(gt, pred)
     edit(pred, lambda content: content["annotations"].pop())
     edit(pred, lambda content: content["annotations"][0].update(image_id="1000"))
-    with pytest.raises(InputError, match="there is one whose `image_id` is a text instead of a number"):
+    with pytest.raises(InputError, match=r"no prediction for image 1000 .*; the first prediction is for image '1000'"):
         evaluate_panoptic_json(gt, pred)
 
 

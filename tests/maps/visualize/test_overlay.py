@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from seamseg.inference.results.detections import Detection
-from seamseg.maps.idmaps.resize import ResizedIds
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.maps.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.maps.visualize.detections import draw_detections
@@ -65,17 +64,12 @@ def test_labels_change_only_the_inside_of_large_segments():
 
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("shown", [(240, 480), (500, 999)])
-def test_bands_and_maps_of_rows_give_the_same_image(shown, labels, monkeypatch):
+def test_bands_give_the_same_image(shown, labels, monkeypatch):
     photo = np.random.default_rng(0).integers(0, 256, (*shown, 3), np.uint8)
-    result = _result()
-    small = ResizedIds(result.id_map[::2, ::3], (240, 480))
-    rows, whole = (PanopticResult(ids, result.segments) for ids in (small, small.dense()))
-    wanted = draw_overlay(photo, whole, distinct_colors(2), ["road", "car"], labels)
-    assert np.array_equal(draw_overlay(photo, rows, distinct_colors(2), ["road", "car"], labels), wanted)
+    given = photo, _result(), distinct_colors(2), ["road", "car"], labels
+    wanted = draw_overlay(*given)
     monkeypatch.setattr("seamseg.maps.visualize.overlay.BAND_BYTES", 3 * shown[1] * 7)
-    for given in (rows, whole):
-        assert np.array_equal(draw_overlay(photo, given, distinct_colors(2), ["road", "car"], labels), wanted)
-    assert rows.id_rows is small, "no array is made"
+    assert np.array_equal(draw_overlay(*given), wanted)
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "detection"])

@@ -11,7 +11,7 @@ import numpy as np
 from seamseg.maps.evaluation.cityscapes.official import InstanceLevel, PixelLevel
 from seamseg.maps.evaluation.cityscapes.scores import CityscapesScores
 from seamseg.maps.evaluation.evaluator import PanopticEvaluator
-from seamseg.maps.evaluation.panoptic_quality import check_png_size, check_sizes
+from seamseg.maps.evaluation.panoptic_quality import check_sizes
 from seamseg.maps.evaluation.scores import PanopticScores
 from seamseg.maps.formats.cityscapes.labels import (
     EVALUATED,
@@ -102,7 +102,6 @@ class PanopticLevel:
     def read(self, frame: CityscapesFrame, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the joint histogram of the true instances of a frame and its segments; may run in any thread."""
         path = self._files.png(self._annotations[frame.stem])
-        check_png_size(instance_ids.shape, path)
         ids = read_id_png(path)
         check_sizes(instance_ids.shape, ids.shape, path)
         return joint_histogram(instance_ids, ids)

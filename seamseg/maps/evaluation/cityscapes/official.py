@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.maps.evaluation.cityscapes.scores import InstanceClassScores, InstanceLevelScores, LabelScores, PixelScores
-from seamseg.maps.evaluation.panoptic_quality import check_png_size, check_sizes
+from seamseg.maps.evaluation.panoptic_quality import check_sizes
 from seamseg.maps.evaluation.scores import mean
 from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
 from seamseg.maps.formats.cityscapes.labels import EVALUATED, LABEL_OF, LABELS
@@ -57,7 +57,6 @@ class PixelLevel(_Tool):
         if label_ids.shape != instance_ids.shape:
             raise InputError(f"{frame.label_ids}: differs in size from {frame.instance_ids.name}")
         _check_labels(label_ids, frame.label_ids, "")
-        check_png_size(label_ids.shape, path)
         predicted = open_mask(path)
         check_sizes(label_ids.shape, predicted.shape, path)
         _check_labels(predicted, path, "; predictions have the label ids 0 to 33 (7 road ... 33 bicycle), 0 for none")
