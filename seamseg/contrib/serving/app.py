@@ -6,11 +6,10 @@ import asyncio
 import sys
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, exposition
@@ -31,19 +30,20 @@ from seamseg.contrib.serving.openapi import openapi_document
 from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.inference.predictor import Predictor
-from seamseg.maps.images import decoding_memory, open_image
+from seamseg.maps.images import open_image
 from seamseg.maps.report.page import Page, page_frame
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.image_memory import RGB_BYTES, budget, keep_turn
+from seamseg.utils.image_memory import keep_turn
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import share_cores
-from seamseg.utils.process_settings import LARGE_PIXELS
 from seamseg.version import __version__
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+T = TypeVar("T")
 
 PAGE = Page("seamseg.contrib.serving", ("helpers", "maps", "serve"), ("style", "serve"), connects=True)
 
@@ -52,9 +52,6 @@ UPLOAD = "image"
 
 DISCONNECTED = 499
 """Status in the metrics of a request whose client went away, as of nginx; it is never sent."""
-
-_DISCARD_SECONDS = 5
-"""Seconds that the rest of a refused upload is read, so that the client reads the answer."""
 
 
 class Metrics:
@@ -86,8 +83,7 @@ class Service:
     def __init__(self, predictor: Predictor[Any], name: str, options: ServeOptions, debug: bool = False) -> None:
         self.options = options
         self.cut_off = 0
-        # names of files need not be Unicode
-        self.name = name.encode("utf-8", "backslashreplace").decode("utf-8")
+        self.name = name
         self._debug = debug
         self.metrics = Metrics()
         self._encoder = ResultEncoder(predictor)
@@ -102,7 +98,7 @@ class Service:
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole images
         self._threads = ThreadPoolExecutor(share_cores().decoders, "images")
-        self._in_progress = self._uploaded = self._large_bytes = 0
+        self._in_progress = 0
         limit = f"{options.max_upload:g} MiB, {options.max_megapixels:g} megapixels"
         self._page = "".join(page_frame(f"{self.name} · seamseg", PAGE, limit=limit))
 
@@ -142,22 +138,18 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """`POST /predict`."""
         start = time.perf_counter()
-        body = _Body(request.receive)
         try:
             with self.metrics.in_progress.track_inprogress():
-                content = await self._predict(Request(request.scope, body), start + self.options.timeout)
+                content = await self._predict(request)
         except ClientDisconnect:
             return Response(status_code=DISCONNECTED)
         except asyncio.CancelledError:
             # uvicorn cancels a request only at its end; it would print a traceback of what is raised
             self.cut_off += 1
             return JSONResponse({"error": "the server was stopped before the result"}, 503)
-        except (HTTPException, InputError) as error:
-            # a client that waits for a go-ahead sends nothing
-            if "expect" not in request.headers:
-                await body.discard(int(self.options.max_upload * MIB))
-            if isinstance(error, InputError):
-                raise HTTPException(400, str(error)) from None
+        except InputError as error:
+            raise HTTPException(400, str(error)) from None
+        except HTTPException:
             raise
         except Exception as error:
             self._log(error)
@@ -169,88 +161,32 @@ class Service:
         # after the handler: the error keeps arrays alive
         raise HTTPException(413, f"{UPLOAD}: not enough memory for its size: send a smaller one")
 
-    async def _predict(self, request: Request, deadline: float) -> Content:
-        _refuse_other_sites(request, self.options.origins)
+    async def _predict(self, request: Request) -> Content:
         name = request.query_params.get("format", self._encoder.formats[0])
         if name not in self._encoder.formats:
             known = ", ".join(self._encoder.formats)
             raise HTTPException(400, f"format={name[:40]}: a model of kind {self._kind} has {known}")
-        self._refuse_if_busy()
-        try:
-            with self._uploading() as count:
-                data = await asyncio.wait_for(self._upload(request, count), deadline - time.perf_counter())
-                loop = asyncio.get_running_loop()
-                needed = await loop.run_in_executor(None, decoding_memory, UPLOAD, data, self._max_pixels)
-        except asyncio.TimeoutError:
-            raise HTTPException(408, f"the upload took more than {self.options.timeout:g} seconds") from None
-        with self._admitted(needed):
-            work = asyncio.ensure_future(self._compute(name, data))
-            gone = asyncio.ensure_future(_disconnected(request))
-            try:
-                left = max(0.0, deadline - time.perf_counter())
-                await asyncio.wait({work, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    return work.result()
-                if gone.done():
-                    raise ClientDisconnect
-                raise HTTPException(504, f"no result within {self.options.timeout:g} seconds")
-            finally:
-                # what waits for the network is dropped, before another request takes its place
-                work.cancel()
-                gone.cancel()
-                await asyncio.wait({work})
-
-    def _refuse_if_busy(self, large: int = 0) -> None:
-        """Refuse a request if too many are in progress, or too many large images, which would keep others waiting."""
-        text = ""
+        # also bounds the memory of uploads
         if self._in_progress >= self.options.queue:
-            text = f"{self._in_progress} requests are in progress"
-        elif large and self._large_bytes and self._large_bytes + large > budget():
-            text = "other large images are in progress"
-        elif self._uploaded > self.options.queue * self.options.max_upload * MIB:
-            text = f"uploads of {format_bytes(self._uploaded)} are in progress"
-        if text:
-            raise HTTPException(503, f"busy: {text}, try again later", {"Retry-After": "1"})
-
-    @contextmanager
-    def _admitted(self, needed: int) -> Iterator[None]:
-        large = needed if needed > RGB_BYTES * LARGE_PIXELS else 0
-        self._refuse_if_busy(large)
+            busy = f"busy: {self._in_progress} requests are in progress, try again later"
+            raise HTTPException(503, busy, {"Retry-After": "1"})
+        seconds = self.options.timeout
+        end = time.perf_counter() + seconds
         self._in_progress += 1
-        self._large_bytes += large
         try:
-            yield
+            data = await _in_time(self._upload(request), end, 408, f"the upload took more than {seconds:g} seconds")
+            return await _in_time(self._compute(name, data), end, 504, f"no result within {seconds:g} seconds")
         finally:
             self._in_progress -= 1
-            self._large_bytes -= large
 
-    @contextmanager
-    def _uploading(self) -> Iterator[Callable[[int], None]]:
-        """Count the bytes of an upload until it is admitted; the function raises if all take too much memory."""
-        received = 0
-
-        def count(size: int) -> None:
-            nonlocal received
-            received += size
-            self._uploaded += size
-            self._refuse_if_busy()
-
-        try:
-            yield count
-        finally:
-            self._uploaded -= received
-
-    async def _upload(self, request: Request, count: Callable[[int], None]) -> bytes:
+    async def _upload(self, request: Request) -> bytes:
         """Read the image: the body, or the file `file` of a form."""
         limit = int(self.options.max_upload * MIB)
-        stated = request.headers.get("content-length", "0")
-        if stated.isdecimal() and len(stated) < 20 and int(stated) > limit + _FORM_BYTES:
-            raise _too_large(limit)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
-            data = await _file_of_form(request, limit, count)
+            data = await _file_of_form(request, limit)
         else:
-            data = b"".join([block async for block in _limited(request, limit, count)])
+            data = b"".join([block async for block in _limited(request, limit)])
         if not data:
             raise HTTPException(400, f"{UPLOAD}: empty: send an image as the body, or as `file` of a form")
         if len(data) > limit:
@@ -261,7 +197,7 @@ class Service:
         loop = asyncio.get_running_loop()
         image = await loop.run_in_executor(self._threads, self._decode, data)
         prediction = await asyncio.wrap_future(self._batcher.submit(image.pixels))
-        encode = partial(self._encode, name, prediction, image.size, partial(self._open, data))
+        encode = partial(self._encoder.encode, name, prediction, image.size, partial(self._open, data))
         return await loop.run_in_executor(self._threads, encode)
 
     def _open(self, data: bytes) -> Image.Image:
@@ -270,12 +206,6 @@ class Service:
     def _decode(self, data: bytes) -> PreparedImage:
         with keep_turn():
             return self._prepare(self._open(data))
-
-    def _encode(self, *args: Any) -> Content:
-        try:
-            return self._encoder.encode(*args)
-        except InputError as error:  # the format does not take the image
-            raise InputError(f"{UPLOAD}: {error}") from None
 
     def _log(self, error: Exception) -> None:
         if self._debug:
@@ -336,45 +266,6 @@ class _CountAndProtect:
         await self._app(scope, receive, send_counted)
 
 
-class _Body:
-    """Receives a request, and records whether all of its body has come."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._complete = False
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._complete = self._complete or not message.get("more_body", False)
-        return message
-
-    async def discard(self, limit: int) -> None:
-        """Read what is left, unless it is large or slow: a client that cannot send it all may not read the answer."""
-
-        async def read() -> None:
-            size = 0
-            while not self._complete and size <= limit:
-                size += len((await self()).get("body", b""))
-
-        # cancelled at the end of the server: the answer goes out all the same
-        with suppress(asyncio.TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(read(), _DISCARD_SECONDS)
-
-
-def _refuse_other_sites(request: Request, allowed: Sequence[str]) -> None:
-    """Refuse what a browser sends for a page of another site; it could not read the result, but costs time."""
-    origin = request.headers.get("origin")
-    if "*" in allowed or origin in allowed:
-        return
-    # of a reverse proxy that replaces the host; pages of other sites cannot set it
-    hosts = request.headers.get("host"), request.headers.get("x-forwarded-host")
-    # without encryption, and in older browsers, only the page's origin is stated
-    foreign = origin is not None and origin.partition("//")[2] not in hosts
-    site = request.headers.get("sec-fetch-site", "cross-site" if foreign else "none")
-    if site not in ("same-origin", "none"):
-        raise HTTPException(403, "requests from pages of other sites are refused")
-
-
 _FORM_BYTES = 64 << 10
 """Size of a form beside its image."""
 
@@ -385,10 +276,10 @@ class _InMemory(MultiPartParser):
     spool_max_size = sys.maxsize
 
 
-async def _file_of_form(request: Request, limit: int, count: Callable[[int], None]) -> bytes:
+async def _file_of_form(request: Request, limit: int) -> bytes:
     parser = _InMemory(
         request.headers,
-        _limited(request, limit + _FORM_BYTES, count),
+        _limited(request, limit + _FORM_BYTES),
         max_files=1,
         max_fields=8,
         max_part_size=_FORM_BYTES,
@@ -407,22 +298,22 @@ async def _file_of_form(request: Request, limit: int, count: Callable[[int], Non
         await form.close()
 
 
-async def _limited(request: Request, limit: int, count: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
+async def _limited(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     size = 0
-    async with aclosing(request.stream()) as stream:
-        async for block in stream:
-            size += len(block)
-            if size > limit:
-                raise _too_large(limit)
-            count(len(block))
-            yield block
+    async for block in request.stream():
+        size += len(block)
+        if size > limit:
+            raise _too_large(limit)
+        yield block
 
 
 def _too_large(limit: int) -> HTTPException:
     return HTTPException(413, f"{UPLOAD}: is larger than {format_bytes(limit)}, the limit of an upload")
 
 
-async def _disconnected(request: Request) -> None:
-    """Wait until the client goes away; the body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _in_time(work: Coroutine[Any, Any, T], end: float, status: int, problem: str) -> T:
+    """Return the result of `work`, which is cancelled at the time `end`: what waits for the network is dropped."""
+    try:
+        return await asyncio.wait_for(work, max(0.0, end - time.perf_counter()))
+    except asyncio.TimeoutError:
+        raise HTTPException(status, problem) from None

@@ -9,7 +9,6 @@ from seamseg.version import __version__
 
 ERRORS = {
     400: "no image, a broken one, or one of too many pixels; an unfit format; an unknown host",
-    403: "sent by a browser for a page of another site",
     408: "the upload took too long",
     413: "the upload, or the image, is too large",
     500: "the network failed",

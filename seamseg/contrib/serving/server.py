@@ -16,11 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import h11
 import uvicorn
 from PIL import Image
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from seamseg.checkpoints.model_path import local_model
 from seamseg.contrib.serving.app import Service, build_app
@@ -113,50 +111,16 @@ def accepted_hosts(bound: socket.socket) -> Sequence[str]:
     return (*LOCAL_NAMES, host, f"[{host}]") if local else ("*",)
 
 
-class _TimedHead(H11Protocol):
-    """Closes a connection on which no whole head of a request comes in time, which uvicorn waits for without end.
-
-    The same time holds for the rest of a request that has been answered.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._watch()
-
-    def _watch(self) -> None:
-        # also for the rest of a request that has been answered already, as an upload that is too large
-        waits = h11.IDLE is self.conn.their_state or h11.DONE is self.conn.our_state
-        waits = waits and not self.transport.is_closing()
-        if self._timer is not None and not waits:
-            self._timer.cancel()
-            self._timer = None
-        elif self._timer is None and waits:
-            seconds = self.config.timeout_graceful_shutdown
-            assert seconds is not None  # AppServer sets it
-            self._timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-
 class AppServer(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
 
-    What is not finished after `grace` seconds is cut off; a second signal cuts off at once. The head of each request
-    has as much time. `cut_off` counts the answers that were cut off since their client did not read them.
+    What is not finished after `grace` seconds is cut off; a second signal cuts off at once. `cut_off` counts answers
+    that were cut off since their client did not read them.
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
         config = uvicorn.Config(
             app,
-            http=_TimedHead,
             log_config=None,
             log_level="error",
             access_log=False,
