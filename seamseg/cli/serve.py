@@ -1,7 +1,7 @@
 """Serve a trained model over HTTP.
 
     seamseg serve runs/city
-    seamseg serve city.onnx --port 8080 --batch-size 8 --batch-wait 5
+    seamseg serve city.onnx --port 8080 --batch-size 8
     curl --data-binary @street.jpg 'http://127.0.0.1:8000/predict'
     curl -F file=@street.jpg 'http://127.0.0.1:8000/predict?format=overlay' -o overlay.jpg
 

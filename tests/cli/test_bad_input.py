@@ -120,7 +120,7 @@ OF_MODELS = "score-threshold overlap-threshold min-area shortest-size size longe
 NUMBERS = {
     "predict RUN IMG OUT": f"{OF_MODELS} batch-size workers limit",
     "predict RUN IMG OUT --anonymize car": "anonymize-score",
-    "serve RUN --port 0": f"{OF_MODELS} port batch-size batch-wait queue max-upload max-megapixels timeout",
+    "serve RUN --port 0": f"{OF_MODELS} port batch-size queue max-upload max-megapixels timeout",
     "evaluate RUN DATA --json s.json": OF_MODELS,
     "evaluate --gt GT --pred GT --json s.json": "workers",
     "export RUN m.onnx --int8 DATA": "calibrate",

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from seamseg.checkpoints.bundle import load_built, read_statement
+from seamseg.checkpoints.bundle import load_built
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
 from seamseg.checkpoints.model_path import local_model, weights_at
-from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
+from seamseg.checkpoints.names import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
 from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config, packaged_classifier
 from seamseg.contrib.classification.network import Classifier, build_classifier
@@ -152,12 +152,8 @@ def _config_of(path: Path, config: str | Path | None = None) -> Path | str | Non
     if config is not None:
         name = str(config)
         return name if name.endswith(".json") or packaged_classifier(name) is not None else None
-    folder = path.parent if path.suffix == WEIGHTS_ENDING else path
-    found, stated = folder / CLASSIFIER_CONFIG_NAME, folder / CLASSES_NAME
-    if not found.is_file():
-        return None
-    # the files of an earlier model may be left in a repository
-    return found if not stated.is_file() or read_statement(stated).get("kind") == CLASSIFICATION else None
+    found = (path.parent if path.suffix == WEIGHTS_ENDING else path) / CLASSIFIER_CONFIG_NAME
+    return found if found.is_file() else None
 
 
 def _names_of(path: Path, config: ClassifierConfig) -> list[str]:
@@ -165,10 +161,7 @@ def _names_of(path: Path, config: ClassifierConfig) -> list[str]:
     listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
     if not listed.is_file():
         return [str(number) for number in range(config.network.classes)]
-    names = read_json(listed, "list of classes", CONFIG_BYTES)
-    if not isinstance(names, list) or len(names) != config.network.classes:
-        raise InputError(f"{listed}: not a list of {config.network.classes} names, the classes of the network")
-    return [str(name) for name in names]
+    return [str(name) for name in read_json(listed, "list of classes", CONFIG_BYTES)]
 
 
 class OpenedClassifier(NamedTuple):

@@ -123,10 +123,7 @@ def class_names(root: str | Path, split: str) -> list[str]:
     folder = Path(root) / split
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
-    try:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name))
     if not names:
         raise InputError(f"{folder}: has no class folders; put the images of each class into a folder")
     return names

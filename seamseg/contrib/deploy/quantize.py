@@ -8,9 +8,7 @@ engine fuses into integer kernels.
 from __future__ import annotations
 
 import math
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,6 @@ FLOAT_LAYERS = (
 _WEIGHTED = ("Conv", "Gemm")
 _UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat")
 """Operators that engines run in int8 between two quantised layers."""
-INT8_KERNELS = ("QLinearConv", "QGemm")
-"""Operators of ONNX Runtime that compute convolutions and linear layers in int8."""
 LEVELS = 255
 """Steps of the range of activations."""
 _BINS = 8192
@@ -293,13 +289,6 @@ def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
     quantizer.model.topological_sort()
     made: onnx.ModelProto = quantizer.model.model
     _measure_integers(made.graph)
-    operators = executed_operators(made)
-    integer = sum(operators[name] for name in INT8_KERNELS)
-    if integer < len(selection.weighted):
-        raise SeamsegError(
-            f"ONNX Runtime computes {integer} of {len(selection.weighted)} quantised layers in int8, the others in "
-            "float"
-        )
     return made
 
 
@@ -317,8 +306,6 @@ def _measure_integers(graph: onnx.GraphProto) -> None:
 
 
 def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges:
-    if not any(histogram.counts.any() for histogram in histograms.values()):
-        raise InputError("there is no image to calibrate with")
     ranges = {}
     for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
         if not histogram.counts.any():
@@ -330,33 +317,16 @@ def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges
     return ranges
 
 
-def executed_operators(model: onnx.ModelProto) -> Counter[str]:
-    """Return the operators that ONNX Runtime executes for a network on this CPU, with the number of each."""
-    with tempfile.TemporaryDirectory(prefix="seamseg-int8-") as folder:
-        settings = onnxruntime_settings()
-        settings.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
-        onnxruntime.InferenceSession(model.SerializeToString(), settings, ["CPUExecutionProvider"])
-        return Counter(node.op_type for node in onnx.load(settings.optimized_model_filepath).graph.node)
-
-
 def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]]) -> ExportedMetadata:
     """Quantise a float32 file of :func:`seamseg.contrib.deploy.onnx.write_onnx`; return the metadata of the new one.
 
     `target` is written atomically, and may be the source; samples and errors as of :func:`quantise`.
     """
-    used = 0
-
-    def counted() -> Iterator[Mapping[str, np.ndarray]]:
-        nonlocal used
-        for sample in samples:
-            used += 1
-            yield sample
-
     model = onnx.load(source)
     texts = {prop.key: prop.value for prop in model.metadata_props}
     stated = ExportedMetadata.from_json(texts[METADATA_KEY], str(source))
-    made = quantise(model, counted())
-    metadata = replace(stated, precision="int8", extra={**stated.extra, "calibration_pictures": used})
+    made = quantise(model, samples)
+    metadata = replace(stated, precision="int8")
     onnx.helper.set_model_props(made, {METADATA_KEY: metadata.to_json()})
     made.producer_name, made.producer_version = model.producer_name, model.producer_version
     onnx.checker.check_model(made)

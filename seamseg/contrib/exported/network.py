@@ -15,7 +15,6 @@ from seamseg.contrib.exported.onnx_engines import open_onnx
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
-from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import QUERY_OUTPUTS, ExportedMetadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
 from seamseg.utils.device_memory import lacks_memory
@@ -189,21 +188,6 @@ def open_exported(
         session = open_onnx(path, str(device))
     if session.exported.part != "all":
         raise InputError(f"{path}: holds part {session.exported.part!r} of a network only: export all parts")
-    _check_outputs(session, str(path))
     # not by its outputs: a map of a custom head may be called `logits`, too
     make = ExportedClassifierModel if session.exported.kind == "classification" else ExportedModel
     return make(session, name, options)
-
-
-def _check_outputs(session: Any, name: str) -> None:
-    """Raise InputError if a file does not have the outputs of its network, or is not computed in int8."""
-    exported = session.exported
-    needed = next((result.outputs for result in RESULTS if exported.kind in result.kinds), ("outputs",))
-    needed = (*(QUERY_OUTPUTS if exported.of_queries else needed), *exported.maps, *("ids",) * exported.with_ids)
-    if not set(needed) <= set(session.outputs):
-        raise InputError(
-            f"{name}: its graph has the outputs {', '.join(session.outputs)}, not those of a network of kind "
-            f"{exported.kind}: export it again"
-        )
-    if exported.precision == "int8" and session.integer_layers == 0:
-        raise InputError(f"{name}: an int8 file, but {session.device} computes all of it in float: use `device=cpu`")

@@ -33,8 +33,7 @@ Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], list[np.ndarray]]
 class OnnxSession:
     """An opened ONNX file.
 
-    `run` is a :data:`Run`; `outputs` are the names of the outputs of the graph, `integer_layers` the number of
-    convolutions and linear layers that the engine computes in int8, None if it does not report them.
+    `run` is a :data:`Run`; `outputs` are the names of the outputs of the graph.
     """
 
     uses_torch = False
@@ -43,15 +42,10 @@ class OnnxSession:
     exported: ExportedMetadata
     outputs: Sequence[str]
     device: str = "cpu"
-    integer_layers: int | None = None
-
-
-_EXTERNAL = b"\n\x08location\x12"
-"""Begins the entry of a tensor that names the file with its values, `TensorProto.external_data`."""
 
 
 def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
-    """Open an ONNX file written by `seamseg export`, from its bytes: no other file is read.
+    """Open an ONNX file written by `seamseg export`.
 
     `device` is "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO "openvino:GPU".
     """
@@ -80,12 +74,9 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
 def _read(path: Path) -> bytes:
     try:
         with open_file(path) as file:
-            content = file.read()
+            return file.read()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if _EXTERNAL in content:
-        raise InputError(f"{path}: has data in other files: export it again")
-    return content
 
 
 def _exported(metadata: Mapping[str, Any], path: Path) -> ExportedMetadata:
@@ -150,48 +141,26 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
             compiled = core.compile_model(model, part, settings)
     except Exception as error:  # RuntimeError and types of its own
         raise _unreadable(path, error) from None
-    run = OpenvinoRun(compiled, lambda: core.compile_model(model, part, settings))
     key = ["framework", METADATA_KEY]
     exported = _exported({METADATA_KEY: model.get_rt_info(key).astype(str)} if model.has_rt_info(key) else {}, path)
     names = [output.get_any_name() for output in model.outputs]
-    return OnnxSession(run, exported, names, f"{OPENVINO}:{part}", _integer_layers(compiled))
+    return OnnxSession(OpenvinoRun(compiled), exported, names, f"{OPENVINO}:{part}")
 
 
 class OpenvinoRun:
-    """Runs a network that OpenVINO has compiled, for one caller at a time; its errors are RuntimeErrors.
+    """Runs a network that OpenVINO has compiled, for one caller at a time; its errors are RuntimeErrors."""
 
-    `recompile` compiles the network again.
-    """
-
-    def __init__(self, compiled: Any, recompile: Callable[[], Any]) -> None:
+    def __init__(self, compiled: Any) -> None:
         self._request = compiled.create_infer_request()
-        self._recompile = recompile
         self._turn = threading.Lock()
 
     def __call__(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """See :data:`Run`."""
         with self._turn:
-            if self._request is None:
-                self._request = self._recompile().create_infer_request()
-            try:
-                # with one thread, `infer` raises no error, and returns earlier results instead
-                self._request.start_async(dict(inputs))
-                self._request.wait()
-                return [self._request.get_tensor(name).data.copy() for name in names]
-            except BaseException:
-                # after a lack of memory, the network also fails for inputs of the size before
-                self._request = None
-                raise
-
-
-def _integer_layers(compiled: Any) -> int | None:
-    """Return the number of convolutions and linear layers that OpenVINO computes in int8; None if it reports none."""
-    try:
-        facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-        names = [(fact["layerType"].astype(str), fact["runtimePrecision"].astype(str)) for fact in facts]
-    except (RuntimeError, KeyError):
-        return None
-    return sum(layer in ("Convolution", "FullyConnected") and kind in ("i8", "u8") for layer, kind in names)
+            # with one thread, `infer` raises no error, and returns earlier results instead
+            self._request.start_async(dict(inputs))
+            self._request.wait()
+            return [self._request.get_tensor(name).data.copy() for name in names]
 
 
 def _threads() -> int:

@@ -7,13 +7,8 @@ that does not state to be a package of this project is refused before that.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-import weakref
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,6 @@ import numpy as np
 
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.files import cannot_write
 from seamseg.utils.launcher import local_rank
 from seamseg.utils.limits import open_file
 
@@ -36,15 +30,14 @@ def _stated(path: Path) -> dict[str, Any]:
     """Return the metadata of a package, all texts by their keys."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(damaged)
             texts = [name for name in archive.namelist() if name.endswith("_metadata.json")]
             content = json.loads(archive.read(texts[0])) if texts else {}
     except OSError as error:
         raise InputError(f"{path}: cannot read the package: {error.strerror or error}") from error
     except Exception as error:  # zipfile raises nearly any for a damaged file
         raise InputError(f"{path}: a damaged or truncated package: export it again") from error
-    if damaged is not None:
-        raise InputError(f"{path}: a damaged package ({damaged:.80}): export it again")
     if not isinstance(content, dict) or not isinstance(content.get(METADATA_KEY), str):
         raise InputError(
             f"{path}: not a package that seamseg exported: it is not loaded, as loading a package runs its code"
@@ -79,58 +72,27 @@ class PackageSession:
         chosen = choose_device(wanted, local_rank())
         self.device, index = str(chosen), chosen.index
         try:
-            with _temporary_folder(self):
-                # not through torch._inductor.aoti_load_package: that runs the C++ compiler to compare instruction sets
-                self._loader = torch._C._aoti.AOTIModelPackageLoader(
-                    str(path), "model", False, 1, -1 if index is None else index
-                )
-        except OSError as error:
-            raise cannot_write("folder of temporary files", error) from error
+            # not through torch._inductor.aoti_load_package: that runs the C++ compiler to compare instruction sets
+            self._loader = torch._C._aoti.AOTIModelPackageLoader(
+                str(path), "model", False, 1, -1 if index is None else index
+            )
         except RuntimeError as error:
             reason = one_line(error)[:200]
             raise InputError(f"{path}: this PyTorch ({torch.__version__}) cannot load the package: {reason}") from error
 
     def run(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return outputs by their names, for `image` and, unless it is a classifier, `size`.
+        """Return outputs by their names, for `image` of a size that fits and, unless it is a classifier, `size`.
 
-        InputError if the image does not fit the network, RuntimeError if the memory does not suffice.
+        RuntimeError if the memory does not suffice.
         """
         import torch
 
-        self._check_sides(inputs["image"].shape[2:])
         arrays = [inputs[name] for name in ("image", "size") if name in inputs]
         given = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in arrays]
         with torch.inference_mode():
             outputs: list[Any] = self._loader.run(given)
         found = dict(zip(self.outputs, outputs, strict=True))
         return [found[name].cpu().numpy() for name in names]
-
-    def _check_sides(self, sides: tuple[int, ...]) -> None:
-        """Raise InputError for an image that does not fit: the code of a package does not check it."""
-        stated, (least, most) = self.exported, self.exported.sides or (1, 1)
-        fits = all(least <= side <= most and side % stated.multiple == 0 for side in sides)
-        if sides != stated.size if stated.size else not fits:
-            allowed = f"sides {stated.size or stated.sides}, multiples of {stated.multiple}"
-            raise InputError(f"image: {' x '.join(map(str, sides))} is no size for this network: {allowed}")
-
-
-@contextmanager
-def _temporary_folder(owner: object) -> Iterator[None]:
-    """Let torch unpack into a folder that is removed after an error, which torch does not do, and else with `owner`."""
-    before = os.environ.get("TMPDIR")
-    folder = tempfile.mkdtemp(prefix="seamseg-package-")
-    remove = weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    os.environ["TMPDIR"] = folder
-    try:
-        yield
-    except BaseException:
-        remove()
-        raise
-    finally:
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
 
 
 def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
@@ -177,8 +139,6 @@ def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: st
         raise InputError(f"{path}: was compiled for {compiled_for!r:.20}, not for {here['device']}: export it again")
     if compiled_for == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{path}: was compiled for a GPU and needs a GPU that PyTorch finds: export it again")
-    if lacking := [name for name in here if name not in wanted]:
-        raise InputError(f"{path}: does not state {', '.join(lacking)}, which it needs: export it again")
     release, needed, mine = str(wanted["torch"]), wanted["cpu"], here["cpu"]
     if [*map(int, release.split("."))] > [*map(int, here["torch"].split("."))]:
         raise InputError(f"{path}: needs PyTorch {release}, this is {here['torch']}: update it or export again here")

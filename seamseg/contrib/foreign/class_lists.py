@@ -112,22 +112,13 @@ def identify(names: Sequence[str], source: str, file: str | Path | None = None) 
             f"{source}: its configuration names no class: give a class list whose ids are 0 to {len(names) - 1}, the "
             "columns of the network, with `meta=FILE`"
         )
-    twice = next((name for k, name in enumerate(named) if name in named[:k]), None)
-    if twice is not None:
-        raise InputError(f"{source}: two classes have the name {twice!r}")
-    problems = {}
     for data_set, known in known_lists().items():
         found = known.match(named)
-        problem = _difference(named, known, found)
-        if not problem:
+        if not _difference(named, known, found):
             return NetworkClasses(known.metadata, _columns(len(names), used, found), data_set)
-        problems[data_set] = (sum(index is not None for index in found), problem)
-    nearest = max(problems, key=lambda name: problems[name][0])
-    count, problem = problems[nearest]
-    like = f"; most are those of {nearest}, but {problem}" if 2 * count > len(named) else ""
     raise InputError(
         f"{source}: which of its classes ({first_names(named, 3)}) are things is not known: they are none of the known "
-        f"lists ({', '.join(problems)}){like}: give a class list, metadata.bin or COCO categories with `meta=FILE`"
+        f"lists ({', '.join(known_lists())}): give a class list, metadata.bin or COCO categories with `meta=FILE`"
     )
 
 

@@ -69,7 +69,7 @@ class TransformersNetwork(ForeignNetwork):
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """Return the outputs for images `H x W x 3` uint8; those of several sizes one by one, so that none is padded.
 
-        SeamsegError if they are not those that the configuration states, or not finite.
+        SeamsegError if they are not finite.
         """
         if len({image.shape for image in images}) > 1:
             return [self._run([image])[0] for image in images]
@@ -81,9 +81,6 @@ class TransformersNetwork(ForeignNetwork):
             batch, padded_size = self._batch(images)
             outputs = self.net(pixel_values=batch, **{k: v.expand(len(images), -1) for k, v in self._inputs.items()})
         scores, masks = (outputs[name].float() for name in (self.family.class_logits, self.family.mask_logits))
-        columns = len(self.classes.columns)
-        if scores.shape[2] != columns + 1:
-            raise SeamsegError(f"the network scores {scores.shape[2] - 1} classes, its configuration names {columns}")
         for values, name in ((scores, self.family.class_logits), (masks, self.family.mask_logits)):
             if not torch.isfinite(values).all():
                 advice = "are its weights damaged?" if self.precision == "float32" else "use `precision=fp32`"
@@ -108,12 +105,7 @@ class TransformersNetwork(ForeignNetwork):
             return self.side, self.side
         chosen, multiple = size or usual, self.family.multiple
         if any(value % multiple for value in chosen):
-            below = [value // multiple * multiple for value in chosen]
-            above = [-(-value // multiple) * multiple for value in chosen]
-            raise InputError(
-                f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}; near are "
-                f"{_shown(below)} and {_shown(above)}"
-            )
+            raise InputError(f"`size={_shown(chosen)}`: height and width must be multiples of {multiple} for {name}")
         return chosen
 
     def traced(self, name: str) -> QueryNet:
@@ -296,25 +288,20 @@ def square_side(content: Mapping[str, Any], name: str) -> int:
 def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
     """Return shortest and longest side as stored for a network of unknown classes; never a fixed `384 x 384`."""
     size = processor.get("size")
-    sides: list[Any] = (
-        [size.get(name) for name in ("shortest_edge", "longest_edge")] if isinstance(size, Mapping) else []
-    )
-    if len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides):
-        return sides[0], sides[1]
-    return DEFAULT_SIZE
+    sides = (size.get("shortest_edge"), size.get("longest_edge")) if isinstance(size, Mapping) else (None, None)
+    return sides if all(isinstance(side, int) and side > 0 for side in sides) else DEFAULT_SIZE  # type: ignore[return-value]
 
 
 def _licence(folder: Path) -> str:
     """Return the licence in the header of the model card."""
     try:
         with open_file(folder / CARD_NAME) as file:
-            lines = file.read(1 << 16).decode(errors="replace").splitlines()
+            head, _, rest = file.read(1 << 16).decode(errors="replace").partition("\n")
     except OSError:
         return ""
-    if lines[:1] != ["---"] or "---" not in lines[1:]:
-        return ""
-    header = lines[1 : lines.index("---", 1)]
-    return next((line.partition(":")[2].strip(" '\"") for line in header if line.startswith("license:")), "")
+    header = rest.partition("\n---")[0] if head == "---" else ""
+    found = re.search(r"^license:(.*)$", header, re.MULTILINE)
+    return found[1].strip(" '\"") if found else ""
 
 
 def _shown(size: Sequence[int]) -> str:

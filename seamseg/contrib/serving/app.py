@@ -93,8 +93,7 @@ class Service:
         # no format of a panoptic network reads its detections
         predictor.map_only = True
         self._max_pixels = int(options.max_megapixels * 1e6)
-        batch_wait = options.batch_wait / 1e3
-        self._batcher = Batcher(predictor, options.batch_size, batch_wait, self.metrics.batch_size.observe)
+        self._batcher = Batcher(predictor, options.batch_size, self.metrics.batch_size.observe)
         self.metrics.waiting.set_function(lambda: self._batcher.waiting)
         # decode and encode beside the network; their number bounds the memory of whole images
         self._threads = ThreadPoolExecutor(share_cores().decoders, "images")

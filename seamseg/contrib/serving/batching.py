@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
@@ -21,7 +19,6 @@ from seamseg.maps.predictions import ArrayPrediction
 class _Job:
     pixels: np.ndarray
     future: Future[ArrayPrediction] = field(default_factory=Future)
-    arrived: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
@@ -32,18 +29,17 @@ class Batcher:
 
     Nothing else may run the network of the predictor. `batch_size` None is 4 on a GPU, 1 on a CPU; with None or more
     than 1, each core of a CPU computes batches of small images of its own, see :meth:`Predictor.images_at_a_time`, with
-    1 all cores compute one image together. An incomplete batch waits `wait` seconds for more images. `on_batch` is
-    called in a thread with the size of each batch before it is computed.
+    1 all cores compute one image together. `on_batch` is called in a thread with the size of each batch before it is
+    computed.
     """
 
     def __init__(
-        self, predictor: Predictor, batch_size: int | None, wait: float, on_batch: Callable[[int], None] | None = None
+        self, predictor: Predictor, batch_size: int | None, on_batch: Callable[[int], None] = lambda size: None
     ) -> None:
         self._predictor = predictor
         self._batch_size = batch_size or predictor.network.batch_size
-        self._wait = wait
         self._on_batch = on_batch
-        self._jobs: deque[_Job] = deque()
+        self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._closing = False
         self._at_a_time = ExitStack()
@@ -99,35 +95,21 @@ class Batcher:
             del batch, running
 
     def _next_batch(self) -> list[_Job] | None:
-        """Wait for a batch and remove it from the queue; None if there will be none."""
+        """Wait for a batch of the size of the oldest image and remove it from the queue; None if there will be none."""
         while True:
-            self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
-            groups = self._groups()
-            if groups:
-                left = groups[0][0].arrived + self._wait - time.monotonic()
-                full = next((group for group in groups if len(group) == self._most(group[0])), None)
-                batch = groups[0] if left <= 0 or self._closing else full
-                if batch is not None:
-                    taken = set(map(id, batch))
-                    self._jobs = deque(job for job in self._jobs if id(job) not in taken)
-                    # another thread may have slept while this one waited for the batch
-                    if self._jobs:
-                        self._changed.notify()
-                    return batch
-                self._changed.wait(left)
-            elif self._closing:
+            jobs = [job for job in self._jobs if not job.future.cancelled()]
+            if jobs:
+                batch = [job for job in jobs if job.pixels.shape == jobs[0].pixels.shape][: self._most(jobs[0])]
+                taken = set(map(id, batch))
+                self._jobs = [job for job in jobs if id(job) not in taken]
+                # for a thread that slept when they arrived
+                if self._jobs:
+                    self._changed.notify()
+                return batch
+            self._jobs = jobs
+            if self._closing:
                 return None
-            else:
-                self._changed.wait()
-
-    def _groups(self) -> list[list[_Job]]:
-        """Return the first batch of each network size, the one with the oldest image first."""
-        groups: dict[tuple[int, ...], list[_Job]] = {}
-        for job in self._jobs:
-            group = groups.setdefault(job.pixels.shape, [])
-            if len(group) < self._most(job):
-                group.append(job)
-        return list(groups.values())
+            self._changed.wait()
 
     def _most(self, job: _Job) -> int:
         """Return the largest size of a batch with an image."""
@@ -135,8 +117,7 @@ class Batcher:
         return self._batch_size if self._predictor.tiling.side_for((height, width)) is None else 1
 
     def _compute(self, batch: Sequence[_Job]) -> None:
-        if self._on_batch is not None:
-            self._on_batch(len(batch))
+        self._on_batch(len(batch))
         try:
             # copies: slices would keep the outputs of the whole batch in memory; those of a GPU already are copies
             found = self._predictor.raw([job.pixels for job in batch])

@@ -26,9 +26,6 @@ class ServeOptions(LoadOptions):
         None,
         "N",
     )
-    batch_wait: float = _server(
-        "milliseconds that an incomplete batch waits for more images while the network is idle (default: 0)", 0.0, "MS"
-    )
     cors: str | Sequence[str] | None = _server(
         "pages of other sites that may send images, such as https://a.example,https://b.example:8080, or * (default: "
         "none)",
@@ -44,10 +41,10 @@ class ServeOptions(LoadOptions):
 
     def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
         super().__post_init__(components)
-        for name in ("batch_size", "batch_wait", "queue", "max_upload", "max_megapixels", "timeout"):
+        for name in ("batch_size", "queue", "max_upload", "max_megapixels", "timeout"):
             value = getattr(self, name)
             # false for NaN
-            if value is not None and (not 0 <= value < float("inf") or (value == 0 and name != "batch_wait")):
+            if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"`{name}={value}`: must be positive and finite")
         for origin in self.origins:
             if not re.fullmatch(r"\*|https?://[^/\sA-Z]+", origin):

@@ -49,7 +49,7 @@ def test_bad_arguments(folder: Path, tmp_path: Path, refused: Callable[..., str]
     run = ("--log-dir", tmp_path / "run")
     train = ("classify", "train", folder / "c.json", folder / "data", *run)
     model = ("classify", "validate", folder / "c.json", folder / "model.pth.tar", folder / "data")
-    assert "did you mean 'learning_rate'" in refused(*train, "--set", "optimizer.lerning_rate=1")
+    assert "did you mean 'optimizer.learning_rate'" in refused(*train, "--set", "optimizer.lerning_rate=1")
     assert "--set optimizer.clip=x: expected a number" in refused(*train, "--set", "optimizer.clip=x")
     assert "no such file" in refused(*train, "--resume", tmp_path / "none.pth.tar")
     assert "mutually exclusive" in refused(*train, "--resume", folder / "model.pth.tar", "--pre-train", "x")

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -39,7 +38,7 @@ from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, printable
+from seamseg.utils.errors import InputError, SeamsegError
 
 SIZE = (90, 140)
 
@@ -184,10 +183,6 @@ def test_tiles(tmp_path):
     [
         ({"device": "cuda"}, "`device=cuda`: ONNX files run on the CPU"),
         ({"device": "openvino:TPU"}, "`device=openvino:TPU`: OpenVINO has openvino:CPU"),
-        (
-            {"device": "openvino", "changes": {"precision": "int8"}},
-            "an int8 file, but openvino:CPU computes all of it in",
-        ),
         ({"config": "own.ini"}, "`config` has no effect"),
         ({"tta": "flip"}, "`tta` cannot be changed after the export"),
         ({"precision": "bf16"}, "`precision` cannot be changed"),
@@ -207,21 +202,13 @@ def without_metadata(path):
     onnx.save(model, path)
 
 
-def with_data_in_another_file(path):
-    model = onnx.load(path)
-    onnx.external_data_helper.convert_model_to_external_data(model, location="secret.bin", size_threshold=0)
-    onnx.save(model, path)
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "not an ONNX file, truncated"),
         (without_metadata, "no metadata of seamseg"),
-        (with_data_in_another_file, "has data in other files"),
         (lambda path: write_network(path, record(), "{}"), "no format number"),
         (lambda path: write_network(path, record(), record(part="dense").to_json()), "part 'dense'"),
-        (lambda path: write_network(path, record("detection"), record().to_json()), "not those of a network of kind p"),
     ],
 )
 def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
@@ -237,26 +224,7 @@ def test_wrong_files(tmp_path, seamseg_main, capfd, spoil, words):
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("device", ["cpu", "openvino"])
-def test_engines_print_no_names(tmp_path, capfd, device):
-    path = write_network(tmp_path / "net.onnx", record("detection"))
-    model = onnx.load(path)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1), "\x1b[31munused\u202e"))
-    shape = onnx.numpy_helper.from_array(np.array([7, 7, 7]), "shape")
-    model.graph.initializer.append(shape)
-    for node in model.graph.node:
-        node.output[:] = ["replaced" if output == "scores" else output for output in node.output]
-    model.graph.node.append(onnx.helper.make_node("Reshape", ["replaced", "shape"], ["scores"], "\x1b[31mEVIL\u202e"))
-    onnx.save(model, path)
-    with pytest.raises(SeamsegError) as raised:
-        seamseg.load(path, device=device).predict(scene(SIZE))
-    assert str(raised.value) == printable(str(raised.value))
-    unnamed = device == "openvino" or version("onnxruntime").startswith("1.23.")  # the oldest names no node
-    assert unnamed or "EVIL" in str(raised.value)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_metadata_outputs_and_options_that_do_not_fit(tmp_path):
+def test_options_of_classifiers_that_do_not_fit(tmp_path):
     path = tmp_path / "net.onnx"
     for changed, words in (({"tiles": 128}, "which needs the whole image"), ({"preview": True}, "of one size")):
         with pytest.raises(InputError, match=rf"`\w+=\w+`: .* is a classifier,? {words}"):
@@ -264,14 +232,6 @@ def test_metadata_outputs_and_options_that_do_not_fit(tmp_path):
     for crop in (1 << 30, 0):
         with pytest.raises(InputError, match=f"input.crop_val = {crop}: expected a value from 1 to 16384"):
             seamseg.load(write_classifier(path, (crop, crop), free=True))
-    model = onnx.load(write_network(path, record("semantic")))
-    del model.graph.output[1]
-    onnx.save(model, path)
-    with pytest.raises(InputError, match="has the outputs classmap, size_out, not those of a network of kind semantic"):
-        seamseg.load(path)
-    write_network(path, record("semantic"), record("semantic").to_json().replace('"semantic"', '"keypoints"'))
-    with pytest.raises(InputError, match="not those of a network of kind keypoints"):
-        seamseg.load(path)
 
 
 PROGRAM = """
@@ -319,7 +279,7 @@ def test_without_torch(tmp_path):
 
 
 def test_openvino_without_memory():
-    """An error instead of an earlier result, and none for smaller inputs after it."""
+    """An error instead of an earlier result."""
     import openvino
     from openvino import opset13
 
@@ -328,16 +288,9 @@ def test_openvino_without_memory():
     for name, node in {"x": x, "times": times, "total": total}.items():
         node.output(0).set_names({name})
     model = openvino.Model([total], [x, times])
-
-    def compiled():
-        return openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 2})
-
-    run = OpenvinoRun(compiled(), compiled)
-    for side, expected in ((5, 125), (1 << 15, None), (5, 125), (6, 216)):
-        inputs = {"x": np.ones((1, 1, 1), np.float32), "times": np.full(3, side, np.int64)}
-        if expected is not None:
-            assert run(["total"], inputs) == [expected]
-            continue
-        with pytest.raises(RuntimeError, match="Failed to allocate 140737488355328 bytes of memory") as raised:
-            run(["total"], inputs)
-        assert lacks_memory(raised.value)
+    run = OpenvinoRun(openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 2}))
+    one = np.ones((1, 1, 1), np.float32)
+    assert run(["total"], {"x": one, "times": np.full(3, 5)}) == [125]
+    with pytest.raises(RuntimeError, match="Failed to allocate 140737488355328 bytes of memory") as raised:
+        run(["total"], {"x": one, "times": np.full(3, 1 << 15)})
+    assert lacks_memory(raised.value)

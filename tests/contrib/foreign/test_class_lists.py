@@ -119,10 +119,7 @@ def test_files(tmp_path):
 def test_refusals():
     assert "its configuration names no class: give a class list" in refusal(["LABEL_0", "LABEL_1"])
     assert "which of its classes (lawn, dog) are things is not known" in refusal(["lawn", "dog"])
-    other = [*CITYSCAPES[:-1], "bike"]
-    assert "most are those of cityscapes, but it has 'bike' and 'bicycle' is missing" in refusal(other)
-    assert "'bicycle' is missing" in refusal(CITYSCAPES[:-1])
-    assert "two classes have the name 'car'" in refusal([*CITYSCAPES, "car"])
+    assert "they are none of the known lists (cityscapes, vistas, " in refusal(CITYSCAPES[:-1])
     many = [f"class {k}" for k in range(50_000)]
     assert refusal(many) == "net: has 50000 classes, more than 255"
 

@@ -1,7 +1,6 @@
 """The thread of the network: which images form a batch, and what happens to those that fail or are cancelled."""
 
 import threading
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,8 +20,8 @@ def network():
 def open_batcher(network):
     opened = []
 
-    def open_one(batch_size=4, wait=0.0):
-        opened.append(Batcher(red_predictor(network, Tiling(128)), batch_size, wait))
+    def open_one(batch_size=4):
+        opened.append(Batcher(red_predictor(network, Tiling(128)), batch_size))
         return opened[-1]
 
     yield open_one
@@ -92,22 +91,16 @@ def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, 
     assert len(network.batches) > 7, "several tiles each"
 
 
-def test_an_incomplete_batch_waits_and_a_full_one_does_not(network, open_batcher):
+def test_closing_computes_what_waits(network, open_batcher):
+    batcher = open_batcher(2)
+    occupy(network, batcher)
+    future = batcher.submit(photo(3))
     network.gate.set()
-    patient = open_batcher(2, wait=600)
-    alone = patient.submit(photo(3, size=(8, 8)))
-    pair = [patient.submit(photo(0)), patient.submit(photo(1))]
-    [f.result(60) for f in pair]
-    assert not alone.done(), "it is overtaken"
-    patient.close()
-    assert alone.result(0).size == (8, 8), "closing computes what waits"
-    assert not patient.alive
+    batcher.close()
+    assert future.result(0).size == (12, 20)
+    assert not batcher.alive
     with pytest.raises(RuntimeError, match="closed"):
-        patient.submit(photo(0))
-    start = time.monotonic()
-    open_batcher(2, wait=0.4).submit(photo(2)).result(60)
-    assert time.monotonic() - start > 0.39
-    assert [len(batch) for batch in network.batches] == [2, 1, 1]
+        batcher.submit(photo(0))
 
 
 def test_a_photo_that_fails_fails_alone(network, open_batcher):

@@ -24,7 +24,7 @@ from seamseg.contrib.recipes.timm import STRIDES, TimmKeys
 from seamseg.models.backbones.base import Backbone
 from seamseg.ops.abn import Norm, apply_norm
 from seamseg.ops.norm import synchronised_over
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean, one_line
 
 _STRIDES = tuple(STRIDES.values())
 
@@ -36,11 +36,9 @@ _RESERVED = {
     **dict.fromkeys(("checkpoint_path", "cache_dir"), "[body] weights"),
     **dict.fromkeys(("features_only", "out_indices", "feature_cls"), "[fpn] inputs"),
     "drop_path_rate": "[body timm] drop_path",
+    **dict.fromkeys(("num_classes", "in_chans", "scriptable", "exportable", "no_jit"), ""),
 }
-"""Arguments of `timm.create_model` that are keys of the configuration instead."""
-
-_FIXED = ("num_classes", "in_chans", "scriptable", "exportable", "no_jit")
-"""Arguments of `timm.create_model` that cannot be changed."""
+"""Arguments of `timm.create_model` that are keys of the configuration instead, or that cannot be changed."""
 
 
 def import_timm(name: str) -> ModuleType:
@@ -151,20 +149,15 @@ class TimmBackbone(Backbone):
     def download(self) -> dict[str, Tensor]:
         """Return the pre-trained weights that timm has for this network, from its cache or downloaded.
 
-        Tensors of :attr:`model` that they do not fill are left out. Errors of the hub are passed on.
+        Errors of the hub are passed on.
         """
         name = self.name.removeprefix(TIMM)
         try:
             with torch.random.fork_rng(devices=[]):
-                states = []
-                for pretrained in (True, False):
-                    torch.default_generator.manual_seed(0)
-                    states.append(create_model(name, self.arguments, pretrained=pretrained).state_dict())
+                state = create_model(name, self.arguments, pretrained=True).state_dict()
         except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"[body] weights = timm: no weights of {self.name}: {reason:.300}") from error
-        loaded, initial = states
-        return {key: loaded[key] for key in self.model.state_dict() if not _is_untouched(loaded[key], initial[key])}
+            raise InputError(f"[body] weights = timm: no weights of {self.name}: {one_line(error):.300}") from error
+        return {key: state[key] for key in self.model.state_dict()}
 
     def without_removed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the entries of a timm state dict without layers behind the last map: the classifier."""
@@ -344,13 +337,13 @@ class _Levels:
 def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[dict[str, Any], Any]:
     """Return the arguments of a network, with those for images of any size, and the network on the meta device."""
     for param in params:
-        if param in _RESERVED or param in _FIXED:
-            advice = f"set {_RESERVED[param]} instead" if param in _RESERVED else "it cannot be changed"
+        if param in _RESERVED:
+            advice = f"set {_RESERVED[param]} instead" if _RESERVED[param] else "it cannot be changed"
             raise ValueError(f"{param} is no argument of the configuration: {advice}")
     try:
         model = create_model(name, params, meta=True)
     except (RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError, MemoryError) as error:
-        raise InputError(f"[body] body = {TIMM}{name}: {' '.join(str(error).split()) or 'timm refuses it'}") from error
+        raise InputError(f"[body] body = {TIMM}{name}: {one_line(error) or 'timm refuses it'}") from error
     known = inspect.signature(type(model)).parameters
     arguments = {key: value for key, value in _FREE_SIZE.items() if key in known} | dict(params)
     if "drop_path_rate" in known:
@@ -392,17 +385,10 @@ def _multiple_of(model: Any, indices: list[int], maps: list[tuple[int, int]], no
         try:
             found = _run(model.eval(), torch.empty((1, 3, height, width), device="meta"), indices, norm)
         except Exception as error:  # each network has its own
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             continue
         shapes = [tuple(level.shape[1:]) for level in found]
         if shapes == [(channels, height // stride, width // stride) for stride, channels in maps]:
             return multiple
         reason = f"maps of {height} x {width} pixels are {shapes}"
     raise InputError(f"[body] body = {name}: takes images of one size only ({reason:.160}): choose another network")
-
-
-def _is_untouched(loaded: Tensor, initial: Tensor) -> bool:
-    """Whether a tensor of a network still has its random values; both networks began with the same seed."""
-    if not loaded.is_floating_point() or loaded.dim() < 2 or loaded.shape != initial.shape:
-        return False
-    return torch.equal(loaded, initial) and bool(loaded.min() != loaded.max())
