@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.components import EDGES, VECTORS, code_of_page, imported_for_a_module
+from support.components import EDGES, VECTORS, imported_for_a_module
 from support.report_pages import blocks
 from support.serving import serving
 from support.shared_models import write_run
@@ -24,8 +23,6 @@ from seamseg.contrib.deploy.export import ExportReport, export_model
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.inference.results import RESULTS
 from seamseg.inference.tiling import Tiling
-from seamseg.maps.formats.exported import ExportedMetadata
-from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.heads.custom import resized
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
@@ -107,15 +104,6 @@ def test_an_exported_network_has_the_same_maps(predictor, report, network, photo
             assert np.allclose(result.maps["far"], 9600 / 96, rtol=1e-5)
 
 
-def test_a_folder_of_weights_opens_without_its_heads(run, heads, tmp_path, seamseg_main):
-    files = heads.split(", ")
-    with imported_for_a_module(*map(Path, files)):
-        words = [word for file in files for word in ("--components", file)]
-        assert seamseg_main("convert-model", run, tmp_path / "folder", *words) == 0
-    with pytest.warns(UserWarning, match=r"is not imported: name its file with `components=FILE`"):
-        seamseg.load(tmp_path / "folder", device="cpu")
-
-
 def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
     rgb = np.array(Image.open(photo))
     flipped = seamseg.load(run, device="cpu", tta="flip", overrides={"general.components": heads}).raw([rgb])[0]
@@ -187,24 +175,6 @@ def test_a_report_has_a_panel_of_each_map(network, micro, tmp_path, seamseg_main
     assert not stale.exists()
 
 
-@pytest.mark.slow
-def test_the_format_and_the_metric_of_the_page(run, heads, micro, photo, predictor, tmp_path, seamseg_main):
-    """Those of docs/how-to/extend_maps.md get the map and resize it."""
-    file = tmp_path / "map_outlines.py"
-    file.write_text(code_of_page("extend_maps.md", '@metric("edge_recall")'))
-    large = tmp_path / "large.png"
-    Image.open(photo).resize((192, 128)).save(large)
-    words = ("--device", "cpu", "--components", f"{heads}, {file}")
-    assert seamseg_main("predict", run, large, tmp_path / "out", *words, "--workers", "0", "--format", "outlines") == 0
-    written = np.array(Image.open(tmp_path / "out" / "large_outlines.png"))
-    result = predictor.predict(large)
-    edge = resize_map(result.maps["edge"], (128, 192))
-    assert np.array_equal(written, np.where(edge > 0.5, 0, 255))
-    assert np.array_equal(resize_map(result.maps["best"], (128, 192), "nearest")[::2, ::2].shape, SIZE)
-    scores = seamseg.evaluate(run, micro, device="cpu", overrides={"general.components": f"{heads}, {file}"})
-    assert 0 <= scores.metrics["edge_recall"] <= 1
-
-
 def test_resized_maps():
     values = np.arange(6, dtype=np.float64).reshape(2, 3)
     assert resize_map(values, (2, 3)).dtype == np.float32
@@ -269,13 +239,3 @@ def test_names_with_another_meaning():
     taken = {name for result in RESULTS for name in result.outputs}
     taken |= {component.name for component in components.registered("format") if component.built_in}
     assert {name for name in taken if name.isidentifier()} <= RESERVED_NAMES | {"logits"}
-
-
-STATED = ExportedMetadata(
-    "panoptic", "", Metadata(1, 1, ["a", "b"], [(0, 0, 0)] * 2, [0, 1]), (32, 32), maps={"flow": MapFormat(2)}
-)
-
-
-def test_what_a_file_states_about_its_maps():
-    assert ExportedMetadata.from_json(STATED.to_json(), "a.onnx") == STATED
-    assert "maps" not in json.loads(replace(STATED, maps={}).to_json())

@@ -250,7 +250,6 @@ def _parsed(text: str, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
 
 
 def _split_override(override: str) -> tuple[str, str]:
-    """Return key and value of `section.key=value`."""
     name, equals, value = (word.strip() for word in override.partition("="))
     if not equals or name not in KEYS:
         raise InputError(f"`overrides={override}`: unknown key: write section.key=value{did_you_mean(name, KEYS)}")

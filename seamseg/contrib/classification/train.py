@@ -119,7 +119,6 @@ def _load_weights(
 
 
 def _write_model(config: ClassifierConfig, folder: RunFolder, metadata: Metadata) -> None:
-    """Write `config.json` and `classes.json`, the names of the classes."""
     write_json(folder.path / CLASSIFIER_CONFIG_NAME, config.to_json(), indent=2)
     write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
 

@@ -155,11 +155,16 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     calibrating = "" if paths is None else f", running it on {counted(len(paths), 'image')} to choose the ranges"
     duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
-    images = None if paths is None else _images(source, paths, metadata, "calibrate")
-    if images is None:
+    if paths is None:
         _write(net, path, metadata, size)
     else:
-        metadata = _write_int8_onnx(net, images, path, metadata, size)
+        from seamseg.contrib.deploy.quantize import quantise_file
+
+        images = _images(source, paths, metadata, "calibrate")
+        with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
+            plain = Path(folder, "float.onnx")
+            _write(net, plain, metadata, size)
+            metadata = quantise_file(plain, path, map(metadata.inputs, images))
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(net.output_names)
     differences, times, report = {}, [], counter("compare")
@@ -205,22 +210,6 @@ def _write(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple
         write_package(net, target, metadata, size)
 
 
-def _write_int8_onnx(
-    net: ExportNet,
-    images: Iterator[np.ndarray],
-    path: Path,
-    metadata: ExportedMetadata,
-    size: tuple[int, int],
-) -> ExportedMetadata:
-    """Write an int8 file, calibrated with images; return its metadata."""
-    from seamseg.contrib.deploy.quantize import quantise_file
-
-    with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
-        plain = Path(folder, "float.onnx")
-        _write(net, plain, metadata, size)
-        return quantise_file(plain, path, map(metadata.inputs, images))
-
-
 def _compared_inputs(
     source: ExportSource, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
 ) -> dict[str, dict[str, np.ndarray]]:
@@ -239,7 +228,6 @@ def _compared_inputs(
 
 
 def _calibration_images(source: ExportSource, options: ExportOptions) -> list[Path]:
-    """Return the images to calibrate an int8 file with."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
@@ -288,7 +276,6 @@ def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Return the seconds of the network and of the file."""
     start = time.perf_counter()
     _run(eager, inputs)
     middle = time.perf_counter()

@@ -147,7 +147,6 @@ def _number(content: Any, key: str) -> float | None:
 
 
 def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float]], datasets: Sequence[str]) -> str:
-    """Return the text below the header."""
     uri, stated = f"hf://{repo}", ""
     network = {"kind": made.kind, **made.network, "parameters": f"{made.num_parameters:,}"}
     if scores:

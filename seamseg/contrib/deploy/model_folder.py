@@ -123,8 +123,6 @@ def check_folder(folder: Path, force: bool) -> None:
         raise InputError(f"{folder}: holds other files ({min(other or held)}): choose a new folder")
     if held:
         refuse_existing(folder, force)
-        # of this project, not only files of these names
-        read_statement(folder / CLASSES_NAME)
 
 
 def _network(path: Path, options: ConversionOptions) -> ConvertedModel:

@@ -22,7 +22,6 @@ from seamseg.maps.formats.exported import QUERY_OUTPUTS
 from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
-from seamseg.models.network import Network
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_options import DenseOutputs
 from seamseg.models.semantic import SemanticNet
@@ -344,24 +343,19 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
     A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. The error names the
     custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
     """
-    network = None if net is None or not isinstance(net.net, Network) else net.net
-    heads = {} if network is None else network.custom_heads
-    own = heads or isinstance(net, WholeExport)
+    heads = {} if net is None else getattr(net.net, "custom_heads", {})
     if heads:
         problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
     if free:
         problem += ", or choose a `size`" if heads else " in a free size: try a `size`"
     try:
         yield
-    except SeamsegError as error:
-        if not own:
-            raise
-        # an error of a head or network has its name, file and line
-        raise SeamsegError(f"{problem} ({error})") from error
     except Exception as error:
         if lacks_memory(error):
             raise
-        raise SeamsegError(f"{problem} ({cause(error)[:300]})") from error
+        # an error of a head or network has its name, file and line
+        reason = error if isinstance(error, SeamsegError) else cause(error)[:300]
+        raise SeamsegError(f"{problem} ({reason})") from error
 
 
 def trace(

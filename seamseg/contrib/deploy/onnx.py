@@ -257,7 +257,6 @@ def _averages(x: Any, axis: int, window: int) -> Any:
 
 
 def _upsample_argmax(logits: Any, padded_height: Any, padded_width: Any, height: Any, width: Any) -> Any:
-    """Translate :func:`seamseg.ops.upsample.upsample_argmax`."""
     sizes = op.Concat(_ints(1), _side(logits, 0), _as_tensor(padded_height), _as_tensor(padded_width), axis=0)
     large = op.Resize(
         op.Unsqueeze(logits, _ints(0)), None, None, sizes, mode="linear", coordinate_transformation_mode="half_pixel"

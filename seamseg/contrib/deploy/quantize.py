@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -46,20 +46,15 @@ _FRACTIONS = np.linspace(0.04, 1.0, 25)
 """Ends of a range that are tried, as parts of the observed extremes."""
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """Names of the layers and of the operators between them that are quantised.
 
     `slopes` has the tensors to observe, each with the slope of the leaky ReLU that all its users are, or None.
     """
 
-    weighted: tuple[str, ...]
-    unweighted: tuple[str, ...]
-    slopes: Mapping[str, float | None]
-
-
-Ranges = dict[str, tuple[float, float]]
-"""The ends of the range of tensors, by name."""
+    weighted: list[str]
+    unweighted: list[str]
+    slopes: dict[str, float | None]
 
 
 class Histogram:
@@ -144,11 +139,10 @@ def select(model: onnx.ModelProto) -> Selection:
         else:
             continue
         quantised.update(dict.fromkeys((*_activations(node), node.output[0])))
-    return Selection(tuple(weighted), tuple(unweighted), {name: _slope(users.get(name, [])) for name in quantised})
+    return Selection(weighted, unweighted, {name: _slope(users.get(name, [])) for name in quantised})
 
 
 def _activations(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the inputs that are neither weights nor sizes."""
     return list(node.input) if node.op_type in ("Add", "Concat") else [node.input[0]]
 
 
@@ -271,8 +265,7 @@ def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
     selection = select(copy)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")
-    chosen = _ranges(observe(copy, selection.slopes, samples), selection)
-    ranges = {name: tuple(np.asarray(end, np.float32) for end in chosen[name]) for name in selection.slopes}
+    ranges = _ranges(observe(copy, selection.slopes, samples), selection)
     quantizer = QDQQuantizer(
         copy,
         per_channel=True,
@@ -305,15 +298,12 @@ def _measure_integers(graph: onnx.GraphProto) -> None:
             graph.node.remove(node)
 
 
-def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges:
+def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> dict[str, tuple[np.ndarray, ...]]:
     ranges = {}
     for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
         if not histogram.counts.any():
-            raise InputError(
-                f"the network finds no objects in the calibration images, so that {name} has no range: take other "
-                "or more images"
-            )
-        ranges[name] = histogram.best_range(selection.slopes[name])
+            raise InputError(f"{name} has no range: the network finds no objects in the images: take other or more")
+        ranges[name] = tuple(np.asarray(end, np.float32) for end in histogram.best_range(selection.slopes[name]))
     return ranges
 
 

@@ -135,7 +135,6 @@ class ExportedModel:
         self.config = self._config(options)
 
     def _config(self, options: InferenceOptions) -> Config:
-        """Return the configuration of the network, with the overrides."""
         options.check_overrides(("general", "dataloader"), f"cannot be changed after the export of {self.name}")
         return config_from_string(self._exported.config, None, self.name, options.overrides, exported=True)
 

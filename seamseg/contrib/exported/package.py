@@ -27,7 +27,6 @@ _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    """Return the metadata of a package, all texts by their keys."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             if damaged := archive.testzip():

@@ -134,7 +134,6 @@ class TorchvisionModel:
         return TorchvisionNetwork(net.eval(), self.kind, self._classes, normalise, self._device, self._dtype)
 
     def _download(self) -> Mapping[str, Any]:
-        """Return torchvision's own weights, from its cache if they are there."""
         try:
             with redirect_stdout(sys.stderr):  # torchvision prints the address
                 state: Mapping[str, Any] = self._published.get_state_dict(progress=False, check_hash=True)
@@ -162,7 +161,6 @@ class TorchvisionModel:
 
 
 def _library(name: str, network: str) -> tuple[Any, Any]:
-    """Return the detectors of torchvision, and its weights of one of them."""
     try:
         models = importlib.import_module("torchvision.models")
         return models.detection, models.get_model_weights(network).DEFAULT

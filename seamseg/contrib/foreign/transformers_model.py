@@ -293,7 +293,6 @@ def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _licence(folder: Path) -> str:
-    """Return the licence in the header of the model card."""
     try:
         with open_file(folder / CARD_NAME) as file:
             head, _, rest = file.read(1 << 16).decode(errors="replace").partition("\n")

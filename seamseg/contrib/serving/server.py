@@ -63,7 +63,7 @@ def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
             closing.start()
             with suppress(KeyboardInterrupt):
                 closing.join(0.1 if server.force_exit else 2)
-    return ServerEnd(service.cut_off + server.cut_off, closing.is_alive())
+    return ServerEnd(service.cut_off, closing.is_alive())
 
 
 def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
@@ -114,8 +114,7 @@ def accepted_hosts(bound: socket.socket) -> Sequence[str]:
 class AppServer(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
 
-    What is not finished after `grace` seconds is cut off; a second signal cuts off at once. `cut_off` counts answers
-    that were cut off since their client did not read them.
+    What is not finished after `grace` seconds is cut off; a second signal cuts off at once.
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
@@ -131,7 +130,6 @@ class AppServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(grace),
         )
         super().__init__(config)
-        self.cut_off = 0
         self._on_start = on_start
         self._grace = grace
 
@@ -185,7 +183,6 @@ class AppServer(uvicorn.Server):
                 if not connection.transport.is_closing():
                     connection.shutdown()
                 if self.force_exit and not tasks:
-                    self.cut_off += connection.transport.get_write_buffer_size() > 0
                     connection.transport.abort()
             if self.force_exit:
                 for task in tasks:

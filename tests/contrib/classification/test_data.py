@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -54,17 +53,6 @@ def test_random_numbers_depend_on_seed_epoch_and_image_alone(root: Path) -> None
     assert torch.equal(dataset[SampleIndex(3, 5, 5)][0], first)
     for changed in (dataset[SampleIndex(4, 5, 5)], dataset[SampleIndex(3, 6, 6)], other[SampleIndex(3, 5, 5)]):
         assert not torch.equal(changed[0], first)
-
-
-def test_images_are_rotated_on_request(root: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    path = root / "train" / "red" / "rotated.jpg"
-    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(path, exif=exif)
-    dataset = ClassFolders(root, "train", to_float)
-    index = [name for name, _ in dataset.samples].index(str(path))
-    assert dataset[index][0].shape == (3, 20, 30)
-    assert ClassFolders(root, "train", to_float, upright=True)[index][0].shape == (3, 30, 20)
 
 
 def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.classes import write_config
 from support.golden_backbones import golden_state, stored
 from support.golden_files import DATA, array
 from torch import nn
@@ -184,8 +183,3 @@ def test_a_training_step_of_the_original() -> None:
     assert names == list(before), "the order of the parameters in the state of the optimizer"
     moved = [(p.detach() - before[n]).double().norm().item() for n, p in body.named_parameters()]
     np.testing.assert_allclose(moved, array("backbones_train", f"{name}/update_norm"), rtol=1e-3)
-
-
-def test_random_weights(tmp_path: Path) -> None:
-    net = seamseg.classifier(write_config(tmp_path / "c.json"), device="cpu")
-    assert net(torch.zeros(1, 3, 32, 32)).shape == (1, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -165,14 +164,6 @@ def test_missing_repository_revision_and_file(fake_hub: FakeHub, commit: str) ->
 def test_malformed_names_and_files_that_are_not_downloaded(fake_hub: FakeHub, uri: str, expected: str) -> None:
     assert refusal(uri).startswith(expected)
     assert fake_hub.requests == []
-
-
-def test_a_package_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "huggingface_hub.py").write_text("raise ImportError('no httpx')")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
-        monkeypatch.delitem(sys.modules, name)
-    assert refusal(URI).startswith("huggingface_hub is installed, but cannot be loaded (no httpx); pip install -U ")
 
 
 def test_the_name_of_a_repository_is_no_path() -> None:

@@ -15,11 +15,8 @@ from support.micro import narrow_body
 from support.shared_models import CLASSES, write_run
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.config import config_from_string
 from seamseg.contrib.deploy.model_card import push_model
-from seamseg.contrib.deploy.model_folder import network_facts
 from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
-from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError, SeamsegError
 
 __all__ = ["fake_hub"]
@@ -133,21 +130,6 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "stated"),
-    [
-        # 4 times the shortest side, which is more than the training allows
-        ("shortest_size = 512\nlongest_max_size = 600", "shortest side 512, longest at most 2048 pixels"),
-        ("shortest_size = 512\nlongest_size = 2048", "longest side 2048 pixels"),
-    ],
-)
-def test_the_input_size_is_that_of_predict(keys: str, stated: str) -> None:
-    config = config_from_string(f"[dataloader]\n{keys}")
-    assert network_facts(config)["input"] == stated
-    size = InferenceOptions().input_size(config).of((1000, 9000))
-    assert max(size) == int(stated.split()[-2])
-
-
-@pytest.mark.parametrize(
     ("licence", "stated"),
     [
         ("CC BY-NC-SA 4.0", {"license": "cc-by-nc-sa-4.0"}),
@@ -197,16 +179,6 @@ def test_wrong_scores(run: Path, tmp_path: Path, content: Any, expected: str) ->
         push(run, folder=tmp_path / "out", scores=path)
     assert str(error.value).startswith(f"{path}: {expected}")
     assert [*(tmp_path / "out").iterdir()] == []
-
-
-def test_a_dry_run_overwrites_an_earlier_one_only(run: Path, tmp_path: Path) -> None:
-    push(run, folder=tmp_path / "out", licence="mit")
-    with pytest.raises(InputError, match="exists; use `force=True` to overwrite it"):
-        push(run, folder=tmp_path / "out", licence="other", force=False)
-    push(run, folder=tmp_path / "out", licence="other")
-    assert open_model(tmp_path / "out").licence == "other"
-    with pytest.raises(InputError, match="holds other files"):
-        push(run, folder=run)
 
 
 def test_the_command(

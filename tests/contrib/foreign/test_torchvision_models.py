@@ -10,7 +10,6 @@ from support.tiny_transformers import refusal
 from torchvision.models import detection
 
 import seamseg
-from seamseg.checkpoints.model_path import digest, local_model
 from seamseg.inference.results.detections import Detections
 from seamseg.utils.errors import SeamsegError
 
@@ -86,14 +85,6 @@ def test_own_classes(nets, tmp_path):
     classes.write_text(json.dumps([{"id": 1, "name": "dog"}]))
     words = "must list things with the ids of the network: the weights have the labels 1 to 2"
     assert words in refusal(model, meta=classes)
-
-
-def test_digest(tmp_path):
-    for name in ("aa", "b", "a"):
-        (tmp_path / name).write_bytes(name[:1].encode())
-    first, second, copy = (f"torchvision:{NAMES[0]}?weights={tmp_path / name}" for name in ("aa", "b", "a"))
-    assert str(local_model(first)) == first
-    assert digest(second) != digest(first) == digest(copy)
 
 
 def test_refusals(files, tmp_path, monkeypatch, capsys):

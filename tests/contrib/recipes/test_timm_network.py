@@ -217,11 +217,8 @@ def test_building_downloads_nothing() -> None:
         ("timm:vit_tiny_patch16_224", ("body.body_params={'patch_size': 14, 'depth': 2}",), "patches have 14 pixels"),
         ("timm:efficientvit_m0", (), "strides 16, 32, 64"),
         ("timm:test_convnext", ("body.body_params={'pretrained': True}",), "set [body] weights = timm instead"),
-        ("timm:test_convnext", ("body.body_params={'checkpoint_path': 'x'}",), "set [body] weights instead"),
         ("timm:test_convnext", ("body.body_params={'colour': 1}",), "colour"),
         ("timm:test_convnext", ("body.body_params={'depths': 'abc'}",), "[body] body_params: timm:test_convnext: "),
-        # a line of text can describe a network whose modules alone take the memory of a machine
-        ("timm:test_convnext", ("body.body_params={'dims': (24, 1000000000, 48, 64)}",), "is above the limit of 16384"),
         ("timm:test_convnext", ("body.num_frozen=6",), "has 5 modules, not 6"),
         ("timm:twins_svt_small", ("body.num_frozen=2",), "give 0 or 5"),
         ("timm:test_convnext", ("fpn.out_strides=(4, 8, 16, 64)",), "gives (4, 8, 16, 32)"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support.micro import train, write_config
-from support.processes import launch, stderr_to
+from support.processes import launch
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -103,48 +102,3 @@ def test_batch_norms_take_the_statistics_of_two_processes(tmp_path: Path) -> Non
         torch.testing.assert_close(buffers, wanted[1], rtol=1e-4, atol=1e-5)
         for key, gradient in wanted[0].items():
             torch.testing.assert_close(gradients[key], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
-
-
-UNUSED_STAGE = (
-    "fpn.inputs=['mod2', 'mod3', 'mod4']",
-    "fpn.out_strides=(4, 8, 16)",
-    *(f"{head}.fpn_levels=3" for head in ("rpn", "roi", "sem")),
-)
-"""Without an extra level, too: no loss depends on the last stage of the network."""
-
-
-def train_in_a_process(rank: int, join: Callable[[], None], config: Path, data: Path, runs: Path, *keys: str) -> None:
-    """Train by the command line with both ways; what a process prints to stderr, C++ included, is in `runs`."""
-    for way in ("fake", "find"):
-        join()
-        os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
-        # that of this test is the default
-        settings = (*keys, "dataloader.train_batch_size=1", *(["general.unused_parameters=find"] * (way == "find")))
-        words = ["train", config, data, "--log-dir", runs / way, "--device", "cpu", "--quiet"]
-        words += [word for key in settings for word in ("--set", key)]
-        with stderr_to(runs / f"{way}.{rank}.err"):
-            assert main([str(word) for word in words]) == 0
-        assert "TORCH_CPP_LOG_LEVEL" not in os.environ
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("body", "keys"),
-    [("test_convnext", (*KEYS, *UNUSED_STAGE)), ("test_vit", KEYS), ("hrnet_w18_small", SEMANTIC)],
-)
-def test_two_processes_train_as_with_a_search(body: str, keys: tuple[str, ...], micro: Path, tmp_path: Path) -> None:
-    """The default searches for no unused parameters, warns of nothing and gives the weights of the search.
-
-    Of the last body, too, which has layers that its last map does not depend on.
-    """
-    keys = ("scheduler.epochs=1", "dataloader.val_set=", *keys)
-    launch(train_in_a_process, 2, timm_config(tmp_path, body), micro, tmp_path, *keys, seconds=400)
-    assert [(tmp_path / f"fake.{rank}.err").read_text() for rank in range(2)] == ["", ""]
-    fixed, found = weights(tmp_path / "fake"), weights(tmp_path / "find")
-    assert fixed.keys() == found.keys()
-    assert all(torch.equal(value, found[key]) for key, value in fixed.items())
-    if body == "test_convnext":
-        optimizer = load_snapshot(tmp_path / "fake" / "model_last.pth.tar").state_dict["optimizer"]["state"]
-        unused = [entry for entry in optimizer.values() if not entry["exp_avg_sq"].any()]
-        assert len(unused) == len([key for key in fixed if ".stages.3." in key])

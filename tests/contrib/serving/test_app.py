@@ -5,7 +5,6 @@ import socket
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
@@ -13,7 +12,6 @@ from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_netw
 import seamseg.contrib.serving.app
 from seamseg.contrib.serving.app import build_app
 from seamseg.contrib.serving.options import ServeOptions
-from seamseg.contrib.serving.server import bind
 from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
@@ -231,24 +229,6 @@ def test_a_request_that_the_end_cuts_off_is_answered(network, capfd):
     assert answer.endswith(b'{"error":"the server was stopped before the result"}')
     assert client.service.cut_off == 1
     assert capfd.readouterr().err == ""
-
-
-def test_an_answer_that_its_client_does_not_read_is_cut_off(monkeypatch):
-    def bind_with_a_short_buffer(host, port):
-        bound = bind(host, port)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        return bound
-
-    monkeypatch.setattr("support.serving.bind", bind_with_a_short_buffer)
-    data = png(np.random.default_rng(0).integers(0, 3, (500, 500, 3), dtype=np.uint8))
-    with serving(red_predictor(ready_network()), grace=0.2, timeout=60) as client, socket.socket() as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", client.port))
-        slow.sendall(head(len(data), "/predict?format=png") + data)
-        until(lambda: client.metric("seamseg_request_seconds_count") == 1)
-        client.server.stop()
-        until(lambda: client.server.cut_off == 1)
-    assert client.service.cut_off == 0
 
 
 def test_options():

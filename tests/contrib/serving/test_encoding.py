@@ -18,7 +18,6 @@ from seamseg.contrib.serving import encoding
 from seamseg.contrib.serving.encoding import ResultEncoder
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import Thresholds
-from seamseg.inference.results.detections import Detection, Detections
 from seamseg.maps.formats.metadata import Metadata
 
 SIZE = (90, 140)
@@ -89,18 +88,6 @@ def test_view(model, monkeypatch):
         # of 30 x 48 and 30 x 40 pixels, of which half if there are masks, at half the size
         assert (classes[12, 15], classes[22, 50], classes[0, 0]) == ("car", "person", "void")
         assert (classes[22, 38] == "person") == (predictor.kind == "detection")
-
-
-def test_the_best_of_overlapping_objects_is_on_top():
-    names = Metadata(0, 2, ["a", "b"], [(9, 9, 9), (8, 8, 8)], [0, 1])
-    low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), np.ones((6, 8), bool))
-    high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), np.ones((3, 4), bool), (2, 2))
-    for shown in ([low, high], [high, low]):
-        ids = Detections(shown, (10, 10), True, metadata=names).index_map((10, 10))
-        assert (shown[ids[3, 3] - 1], shown[ids[0, 0] - 1], ids[9, 9]) == (high, low, 0)
-    boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
-    ids = Detections(boxes, (10, 10), False, metadata=names).index_map((10, 10))
-    assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
 
 
 def test_concurrent_requests_get_the_results_of_single_predictions():
