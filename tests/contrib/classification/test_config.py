@@ -104,7 +104,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_text('{"network":\n {"arch": }}')
     with pytest.raises(InputError, match=r"broken.json: not JSON, .*line 2"):
         load_classifier_config(broken)
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match="Is a directory"):
         load_classifier_config(tmp_path)
     with pytest.raises(InputError, match=r"no such config file; did you mean .*broken.json"):
         load_classifier_config(tmp_path / "brokn.json")
