@@ -35,7 +35,7 @@ from seamseg.models.network import Network
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.files import decode_text, read_text
-from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, open_file, read_member
+from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 def _is_published(path: Path) -> bool:
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             if not zipfile.is_zipfile(file):
                 return False
             # torch also writes snapshots as zip files, with a pickle named data.pkl
@@ -210,7 +210,7 @@ def _is_published(path: Path) -> bool:
 
 def _from_zip(path: Path) -> _Parts:
     try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
             snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
             if snapshot is None:

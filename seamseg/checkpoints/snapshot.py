@@ -29,7 +29,6 @@ from seamseg.config.kinds import KINDS, WHOLE
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, replacing
-from seamseg.utils.limits import open_file
 
 NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads", WHOLE)
 """The parts of all networks, each with its own state dict in a snapshot; `heads` are custom ones."""
@@ -166,7 +165,7 @@ def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = 
     records) are not covered. Snapshots of torch before 1.6 have no checksums: they are only loaded.
     """
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             zipped = file.read(2) == b"PK"
             if zipped and not _records_are_whole(file):
                 raise InputError(f"{path}: {_damage(b'PK')}")
@@ -257,7 +256,7 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
             raise InputError(f"{name}: is a folder, not a snapshot file")
     head: bytes | None = None
     try:
-        with open_file(file) if isinstance(file, (str, Path)) else nullcontext(file) as opened:
+        with open(file, "rb") if isinstance(file, (str, Path)) else nullcontext(file) as opened:
             head = opened.read(2)
             opened.seek(0)
             with torch.serialization.safe_globals(_PLAIN_DATA), warnings.catch_warnings():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seamseg.utils.errors import InputError, one_line, require_module
 from seamseg.utils.files import nearest_path, replacing
-from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes, open_file
+from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -21,7 +21,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file, on the CPU; they are mapped into memory. Errors call the file `name`."""
     load_file = require_module("safetensors.torch", name).load_file
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             start = file.read(8)
             if start + file.read(len(_LFS_POINTER) - len(start)) == _LFS_POINTER:
                 raise InputError(f"{name}: is a Git LFS pointer: run `git lfs pull`")

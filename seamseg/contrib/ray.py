@@ -325,7 +325,7 @@ def _read_tar(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[st
             if not member.isfile() or not parts or parts[-1].startswith("."):
                 continue
             if parts[-1].lower().endswith(PHOTO_ENDINGS):
-                problem = "a sparse file" if member.issparse() else "too large" if member.size > IMAGE_BYTES else ""
+                problem = "too large" if member.size > IMAGE_BYTES else ""
                 content = None if problem else archive.extractfile(member)
                 yield "/".join((folder, *parts)), content.read() if content else b"", problem
 

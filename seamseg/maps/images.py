@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,8 @@ from seamseg.maps.idmaps.segments import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
 from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, memory_for, memory_needed
-from seamseg.utils.limits import IMAGE_BYTES, file_status, open_pillow
+from seamseg.utils.limits import IMAGE_BYTES, open_pillow
+from seamseg.utils.output import echo
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 
 MAX_PIXELS = 201_326_592
@@ -69,15 +71,16 @@ def image_files(
     """Return the images of a folder and its sub-folders, by the endings of their names, sorted.
 
     Hidden files and folders, and folders of which `leave_out` is true, are ignored. A folder that links lead to again
-    is read once. A sub-folder that cannot be listed is among the images, so that it is reported when its turn comes;
-    if the folder itself cannot, this is an InputError.
+    is read once. A sub-folder that cannot be listed is a line on stderr; if the folder itself cannot, this is an
+    InputError.
     """
     found: list[Path] = []
 
     def on_error(error: OSError) -> None:
+        problem = f"{error.filename}: this folder cannot be listed: {error.strerror or error}"
         if Path(error.filename) == folder:
-            raise InputError(f"{folder}: this folder cannot be listed: {error.strerror or error}") from error
-        found.append(Path(error.filename))
+            raise InputError(problem) from error
+        echo(problem, file=sys.stderr)
 
     visited: set[str] = set()
     for parent, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
@@ -265,7 +268,7 @@ def _decode(
 ) -> T:
     """Return what `read` makes of an image, with `per_pixel` bytes of memory for each pixel; 0 if it decodes none."""
     try:
-        if (file_status(path).st_size if data is None else len(data)) == 0:
+        if (os.stat(path).st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
         with _no_pillow_limit(), open_pillow(path if data is None else BytesIO(data)) as image:
             _check_pixels(image, path, max_pixels)

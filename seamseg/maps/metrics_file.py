@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write, write_atomically
-from seamseg.utils.limits import open_file, parse_json
+from seamseg.utils.limits import parse_json
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -62,7 +62,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     path = path / METRICS_NAME if path.is_dir() else path
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file (metrics of a training)") from None

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count
 from pathlib import Path, PurePosixPath
 
 from seamseg.maps.images import PHOTO_ENDINGS, image_files
 from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting.source import VIDEO_ENDINGS, Source, Video, is_video, require_decoder
-from seamseg.utils.errors import InputError, counted, harmless
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.limits import IMAGE_NAME_BYTES, PATH_CHARACTERS
 from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"
@@ -40,21 +37,19 @@ def find_sources(
     searched either. Images of a folder or glob are sorted by path, others keep the given order.
 
     The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
-    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it; names that
-    differ in case only get a number. Several inputs are treated as a list of all images that they name. Duplicates are
-    removed. With a `limit` there are as many images, and each video has as many frames.
+    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
+    are treated as a list of all images that they name. Duplicates are removed. With a `limit` there are as many images,
+    and each video has as many frames.
 
-    A folder that cannot be listed becomes an image that cannot be read, so that it is reported and counted. InputError
-    if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be read.
+    InputError if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be
+    read.
     """
     given = [inputs] if isinstance(inputs, (str, Path)) else inputs
     if not given:
         raise InputError("`inputs` is empty: name images, videos, folders or lists")
     found = [_expand(str(one), out) for one in given]
     addresses, relative = found[0] if len(found) == 1 else _in_common([one for some, _ in found for one in some])
-    problems = [_name_problem(path, address) for address, path in zip(addresses, relative)]
-    usable = [_stand_in(path) if problem else path for path, problem in zip(relative, problems)]
-    sources = [_source(*one) for one in zip(addresses, _unique_names(usable), map(str, usable), problems)]
+    sources = [_source(*one) for one in zip(addresses, _unique_names(relative), map(str, relative))]
     if limit is None:
         return sources
     left_out = set(map(id, [source for source in sources if isinstance(source, Source)][limit:]))
@@ -119,36 +114,10 @@ def _of_glob(pattern: str, out: Path | None) -> Found:
     return _relative_to(root, found)
 
 
-def _name_problem(relative: PurePosixPath, address: str) -> str:
-    """Return why an image cannot be read, or its outputs have no name; empty if nothing is."""
-    if "\0" in address:
-        return "its name has a NUL character"
-    if not relative.name:
-        return "a folder, not an image"
-    if len(str(relative).encode("utf-8", "surrogatepass")) > IMAGE_NAME_BYTES or len(address) > PATH_CHARACTERS:
-        return f"its name is longer than {IMAGE_NAME_BYTES} bytes"
-    return ""
-
-
-def _stand_in(path: PurePosixPath) -> PurePosixPath:
-    """Return a name for an image whose own cannot be used, the same in each run."""
-    return PurePosixPath(f"{hashlib.sha256(str(path).encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.name")
-
-
-def _source(address: str, name: str, relative: str, problem: str) -> Source | Video:
-    if problem:
-        return Source(Path(name), name, relative, harmless(address), problem)
+def _source(address: str, name: str, relative: str) -> Source | Video:
     if is_video(address):
         require_decoder(address)
         return Video(address, name, relative)
-    if not address.lower().endswith(PHOTO_ENDINGS) and os.path.isdir(address):
-        # a folder that cannot be listed, or that a list names
-        try:
-            os.listdir(address)
-            problem = "a folder, not an image"
-        except OSError as error:
-            problem = f"this folder cannot be listed: {error.strerror or error}"
-        return Source(Path(address), f"{name}/", f"{relative}/", problem=problem)
     return Source(Path(address), name, relative)
 
 
@@ -183,16 +152,12 @@ def _in_common(addresses: Sequence[str]) -> Found:
 
 def _left_out(root: Path, out: Path | None) -> Callable[[Path], bool]:
     """Return a function that tells, with a line, whether a folder below `root` holds results instead of images."""
-    below, target = root.resolve(), None if out is None else out.resolve()
-    # if it were `root` or above it, all images would be left out
-    own = target if target is not None and target != below and target.is_relative_to(below) else None
+    own = None if out is None or out.resolve() in root.resolve().parents else out.resolve()
 
     @lru_cache(None)
     def left_out(folder: Path) -> bool:
-        if folder == root:
-            return False
-        if own is not None and folder.resolve().is_relative_to(own):
-            return True
+        if folder == root or (own is not None and folder.resolve() == own):
+            return folder != root
         made = any(os.path.exists(folder / name) for name in _MADE)
         if made and is_main_process():
             echo(f"{folder}: left out, it holds results of seamseg; name it to use its images", file=sys.stderr)
@@ -209,18 +174,11 @@ def _fixed_part(pattern: Path) -> Path:
 
 
 def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
-    names = [str(p.with_suffix("")) for p in paths]
+    # "." is the root folder, in a list
+    names = [str(p.with_suffix("")) if p.name else "." for p in paths]
     while True:
-        # some file systems ignore case
-        uses = Counter(name.casefold() for name in names)
-        renamed = [str(p) if uses[name.casefold()] > 1 else name for p, name in zip(paths, names)]
+        uses = Counter(names)
+        renamed = [str(p) if uses[name] > 1 else name for p, name in zip(paths, names)]
         if renamed == names:
-            break
+            return names
         names = renamed
-    taken: set[str] = set()
-    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
-    for at, name in enumerate(names):
-        while names[at].casefold() in taken:  # IMG_1.jpg and img_1.jpg
-            names[at] = f"{name}.{next(numbers[name.casefold()])}"
-        taken.add(names[at].casefold())
-    return names

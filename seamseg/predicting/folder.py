@@ -10,39 +10,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.maps.predictions import MANIFEST
-from seamseg.predicting.find import TAR_ENDINGS
 from seamseg.predicting.options import LABELS
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import OutputFormat, errors_of
-from seamseg.utils.errors import InputError, SeamsegError, describe_error
-from seamseg.utils.files import (
-    cannot_write,
-    lock_file,
-    make_folder,
-    refuse_links,
-    refuse_url,
-    replacing,
-    write_atomically,
-)
-from seamseg.utils.limits import LINE_BYTES, open_file, parse_json
+from seamseg.utils.errors import InputError, describe_error
+from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_url, replacing, write_atomically
 
 LOCK_NAME = ".predictions.lock"
-_OF_PROCESSES = "predictions.rank"
-"""Begin of the names of manifests of one process each, which release 0.1.0 leaves when it is interrupted."""
 _FORMAT = 1
-_SYNC_SECONDS = 2.0
-"""Time between two fsyncs: the work that a power failure may cost; a kill costs nothing."""
 
 Line = dict[str, Any]
 
@@ -58,15 +42,12 @@ def header(model: str, digest: str, settings: Mapping[str, Any]) -> Line:
 
 def differences(old: Line, new: Line) -> list[str]:
     """Describe the differences of two headers; empty if a run may continue the other."""
-    if old.get("seamseg_predictions") != new["seamseg_predictions"]:
-        return [f"manifest format {old.get('seamseg_predictions')} (now {new['seamseg_predictions']})"]
     found = []
-    if old.get("sha256") != new["sha256"]:
-        same = " before it changed" if old.get("model") == new["model"] else f" (now {new['model']})"
-        found.append(f"the model {old.get('model')}{same}")
+    if old["sha256"] != new["sha256"]:
+        same = " before it changed" if old["model"] == new["model"] else f" (now {new['model']})"
+        found.append(f"the model {old['model']}{same}")
     # through JSON, which makes lists of tuples
-    before = old["settings"] if isinstance(old.get("settings"), dict) else {}
-    now = json.loads(json.dumps(new["settings"]))
+    before, now = old["settings"], json.loads(json.dumps(new["settings"]))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             found.append(f"{key} {_shown(before.get(key))} (now {_shown(now.get(key))})")
@@ -89,7 +70,6 @@ class ManifestWriter:
         self.names: dict[str, bool] = {}
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        self._synced = time.monotonic()
 
     def add(self, line: Line) -> None:
         """Append a line with at least `name` and `status`; SeamsegError if it cannot be written."""
@@ -99,70 +79,33 @@ class ManifestWriter:
                 if (written := os.write(self._file, data)) < len(data):
                     os.write(self._file, data[written:])  # the disk is full: this raises the error
                 self.names[line["name"]] = line["status"] == "ok"
-                if time.monotonic() - self._synced > _SYNC_SECONDS:
-                    os.fsync(self._file)
-                    self._synced = time.monotonic()
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
-        """Close the file after an fsync."""
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
-        finally:
-            os.close(self._file)
+        """Close the file."""
+        os.close(self._file)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """Iterate over offset and content of each line after the first; torn and damaged ones are left out."""
-    with open_file(path) as file:
-        offset = len(file.readline(LINE_BYTES))
-        while data := file.readline(LINE_BYTES):
-            line = parse_line(data)
-            if line is not None and _is_whole(line):
-                yield offset, line
+    """Iterate over offset and content of each line after the first; torn ones are left out."""
+    with open(path, "rb") as file:
+        offset = len(file.readline())
+        for data in file:
+            with suppress(ValueError):
+                yield offset, json.loads(data)
             offset += len(data)
 
 
-def _is_whole(line: Line) -> bool:
-    """Return whether a line, which may be of another hand, has all that a run reads of it, of the right types."""
-    done = line.get("status") == "ok"
-    outputs, empty = line.get("outputs", []), line.get("empty", [])
-    return (
-        (done or line.get("status") == "unreadable")
-        and all(isinstance(line.get(key), str) for key in ("name", "relative", *(["stamp"] if done else [])))
-        and all(isinstance(files, list) and all(isinstance(f, str) for f in files) for files in (outputs, empty))
-        and (not done or ("outputs" in line and isinstance(line.get("records"), list)))
-    )
-
-
-def parse_line(data: bytes) -> Line | None:
-    """Parse a line of a manifest; None if it is torn or no line of a manifest."""
-    if not data.endswith(b"\n"):
-        return None
-    try:
-        content = parse_json(data)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def output_path(out: str) -> Path:
-    """Return the folder of OUT; InputError if it is a URL, a file, empty, or looks like an image or a tar."""
+    """Return the folder of OUT; InputError if it is a URL, a file, empty, or looks like an image."""
     if not out.strip():
         raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
     path = Path(out)
-    if path.is_dir():
-        return path
-    refuse_url(out)
-    if out.lower().endswith(PHOTO_ENDINGS):
-        raise InputError(f"{out}: looks like an image; the last argument must be the folder for the outputs")
-    if out.lower().endswith(TAR_ENDINGS):
-        raise InputError(f"{out}: OUT is a folder, no tar")
-    if path.exists():
-        raise InputError(f"{out}: the output must be a folder, this is a file; OUT is the last argument")
+    if not path.is_dir():
+        refuse_url(out)
+        if path.exists() or out.lower().endswith(PHOTO_ENDINGS):
+            raise InputError(f"{out}: the output must be a folder, this is a file or image; OUT is the last argument")
     return path
 
 
@@ -188,18 +131,16 @@ class OutputFolder:
     def check_names(self, sources: Sequence[Source | Video]) -> None:
         """Raise InputError if an output would overwrite an input, or two images would have one output."""
         images = [source for source in sources if isinstance(source, Source)]
-        inputs = {_real(source.path) for source in images if not source.address}
+        inputs = {_real(source.path) for source in images}
         for writer in self.writers:
-            owners: dict[str, Source] = {}
+            owners: dict[Path, Source] = {}
             for source in images:
                 for path in writer.paths(source):
                     if _real(path) in inputs:
                         raise InputError(
                             f"{path}: this output would overwrite an input image; choose another output folder"
                         )
-                    # some file systems ignore case
-                    owner = owners.setdefault(str(path).casefold(), source)
-                    if owner is not source:
+                    if (owner := owners.setdefault(path, source)) is not source:
                         raise InputError(
                             f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
                             "give them different names or predict each folder into an output folder of its own"
@@ -220,16 +161,12 @@ class OutputFolder:
         For the main process, in the locked folder. With `restart` the manifest is replaced. InputError if it is of
         another model or other settings, or a file that no manifest lists would be overwritten.
         """
-        names = os.listdir(self.out)
         # a new folder needs no look-up of a million file names
-        if any(name != LOCK_NAME for name in names):
-            for folder in {self.manifest, *(path.parent for path in self._planned(sources))}:
-                refuse_links(self.out, folder / "file")
-            for path in sorted(self.out / name for name in names if name.startswith(_OF_PROCESSES)):
-                path.unlink() if restart else self._append(path)
-            if not restart and os.path.lexists(self.manifest):
-                return self._continued()
-            for path in () if restart else self._planned(sources):
+        if not restart and any(name != LOCK_NAME for name in os.listdir(self.out)):
+            if self.manifest.exists():
+                with self._readable_manifest():
+                    return self._continued()
+            for path in self._planned(sources):
                 if os.path.exists(path):
                     raise InputError(
                         f"{path}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; choose "
@@ -238,36 +175,31 @@ class OutputFolder:
         write_atomically(self.manifest, self._first_line)
         return {}
 
-    def _append(self, path: Path) -> None:
-        """Move the lines of a file to the manifest; its first line is no line there."""
-        if not self.manifest.exists():
-            os.replace(path, self.manifest)
-            return
-        with open_file(path) as file, open(self.manifest, "ab") as manifest:
-            manifest.write(b"\n")
-            shutil.copyfileobj(file, manifest)
-        path.unlink()
+    @contextmanager
+    def _readable_manifest(self) -> Iterator[None]:
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"{self.manifest}: damaged, or not a manifest of `seamseg predict` ({describe_error(error)}); "
+                "`restart=True` replaces it"
+            ) from error
 
     def _continued(self) -> Done:
         """Return the images of the manifest whose outputs exist; InputError if it is of another run."""
-        with open_file(self.manifest) as file:
-            head = parse_line(file.readline(LINE_BYTES))
-            if head is None:
-                raise InputError(f"{self.manifest}: not a manifest of `seamseg predict`; `restart=True` replaces it")
-            if found := differences(head, self.head):
+        with open(self.manifest, "rb+") as file:
+            if found := differences(json.loads(file.readline()), self.head):
                 raise InputError(
                     f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or "
                     "start over with `restart=True`"
                 )
             file.seek(-1, os.SEEK_END)
-            torn = file.read(1) != b"\n"
-        if torn:  # the next line starts after it
-            with open(self.manifest, "ab") as file:
+            if file.read(1) != b"\n":  # a torn line: the next one starts after it
                 file.write(b"\n")
         done: Done = {}
         for line in self.lines():
             done.pop(line["name"], None)
-            if line["status"] == "ok" and self._is_complete(line):
+            if line["status"] == "ok" and all((self.out / output).is_file() for output in line["outputs"]):
                 done[line["name"]] = line["relative"], line["stamp"]
         return done
 
@@ -279,28 +211,10 @@ class OutputFolder:
                 if isinstance(source, Source):
                     yield from writer.paths(source)
 
-    def _is_complete(self, line: Line) -> bool:
-        try:
-            sizes = {output: os.stat(self.out / output).st_size for output in line["outputs"]}
-        except (OSError, ValueError):  # no file can have some names of another hand
-            return False
-        # a power failure can leave an empty file
-        return all(size > 0 or output in line.get("empty", ()) for output, size in sizes.items())
-
-    def refuse_links(self, source: Source) -> None:
-        """Raise InputError if an output of an image would be written through a link out of the folder."""
-        for folder in {path.parent for writer in self.writers for path in writer.paths(source)}:
-            refuse_links(self.out, folder / "file")
-
-    def outputs_of(self, source: Source) -> Line:
-        """Return the entries of a line about the planned files of an image, relative to the folder.
-
-        `empty` has those without a byte, such as a list of no instances.
-        """
+    def outputs_of(self, source: Source) -> list[str]:
+        """Return the paths of the planned files of an image, relative to the folder."""
         paths = [path for writer in self.writers for path in writer.paths(source)]
-        names = [path.relative_to(self.out).as_posix() for path in paths]
-        empty = [name for name, path in zip(names, paths) if path.is_file() and path.stat().st_size == 0]
-        return {"outputs": names, "empty": empty} if empty else {"outputs": names}
+        return [path.relative_to(self.out).as_posix() for path in paths]
 
     def lines(self) -> Iterator[Line]:
         """Iterate over the lines of the manifest."""
@@ -308,31 +222,23 @@ class OutputFolder:
 
     def finish(self) -> None:
         """Sort the manifest, and write the files about all images; called by the main process at the end."""
-        self._sort()
-        for position, writer in enumerate(self.writers):
-            try:
-                with errors_of(writer):
-                    writer.finish(partial(self._records, position))
-            except OSError as error:
-                raise cannot_write(error.filename or "output", error) from error
-            except SeamsegError:
-                raise
-            except Exception as error:  # lines of another hand
-                raise InputError(
-                    f"{self.manifest}: has a line that no file about all images can be made of "
-                    f"({describe_error(error)}); `restart=True` starts over"
-                ) from error
+        with self._readable_manifest():
+            self._sort()
+            for position, writer in enumerate(self.writers):
+                try:
+                    with errors_of(writer):
+                        writer.finish(partial(self._records, position))
+                except OSError as error:
+                    raise cannot_write(error.filename or "output", error) from error
 
     def _sort(self) -> None:
         """Sort the manifest by the names of the images; the last line of an image counts."""
         places = {line["name"]: offset for offset, line in read_lines(self.manifest)}
-        with open_file(self.manifest) as file, replacing(self.manifest) as temporary, open(temporary, "wb") as target:
+        with open(self.manifest, "rb") as file, replacing(self.manifest) as temporary, open(temporary, "wb") as target:
             target.write(self._first_line)
             for name in sorted(places):
                 file.seek(places[name])
                 target.write(file.readline())
-            target.flush()
-            os.fsync(target.fileno())
 
     def _records(self, position: int) -> Iterator[Any]:
         """Iterate over the records of the format at a position."""
@@ -345,5 +251,5 @@ _real_folder = lru_cache(4096)(os.path.realpath)
 
 
 def _real(path: Path) -> str:
-    """Resolve links; fast for a million files in few folders."""
-    return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
+    """Resolve the links of the folder; fast for a million files in few folders."""
+    return os.path.join(_real_folder(path.parent), path.name)

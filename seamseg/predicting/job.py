@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +33,6 @@ from seamseg.utils.distributed import (
     raised_by_all,
 )
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
-from seamseg.utils.files import refuse_links
 from seamseg.utils.image_memory import is_large
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
@@ -169,8 +168,7 @@ def predict_all(
         earlier = broadcast_object(world, earlier, group)
         keep_rgb = any(w.needs_photo for w in folder.writers)
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
-        # closed after an error, too, so that this thread gives back the turn of a large image
-        images: Iterator[DecodedImage | UnreadableSource] = locked.enter_context(closing(reader.read(workers)))
+        images: Iterator[DecodedImage | UnreadableSource] = reader.read(workers)
         if world.is_main:
             images = progress(images, reader.total(), "predict")
         loop = _PredictionLoop(predictor, folder, ManifestWriter(folder.manifest))
@@ -285,7 +283,7 @@ class _PredictionLoop:
     def _remove_outputs(self, source: Source) -> None:
         for path in (path for writer in self.folder.writers for path in writer.paths(source)):
             with suppress(OSError, InputError, ValueError):  # such as a name with a NUL character
-                refuse_links(self.folder.out, path).unlink()
+                path.unlink()
 
     def _fail(self, batch: Sequence[DecodedImage], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
@@ -302,23 +300,23 @@ class _PredictionLoop:
         prediction = self.predictor.in_units(prediction, image.size)
         result = self.predictor.result(prediction, image.size)
         prediction = prediction.on_cpu()  # formats may keep it
-        self.folder.refuse_links(source)
         records = []
         for writer in self.folder.writers:
             with errors_of(writer):
                 records.append(writer.write(source, image.rgb, prediction, result))
-        line: Line = {
+        counts = result.counts()
+        line = {
             **_identity(source),
             "status": "ok",
             "stamp": stamp,
             "height": image.size[0],
             "width": image.size[1],
-            "outputs": [],
-            result.counted: (counts := result.counts()),
+            "outputs": self.folder.outputs_of(source),
+            result.counted: counts,
             "seconds": round(time.perf_counter() - start, 4),
             "records": records,
         }
-        self.lines.add({**line, **self.folder.outputs_of(source)})
+        self.lines.add(line)
         if counts:
             self.found = True
 

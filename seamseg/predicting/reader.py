@@ -15,7 +15,7 @@ from seamseg.maps.images import pixel_count
 from seamseg.predicting.folder import Done
 from seamseg.predicting.source import Source, Video, VideoFrame
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
-from seamseg.utils.image_memory import is_large, keep_turn
+from seamseg.utils.image_memory import is_large
 from seamseg.utils.launcher import process_count
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
@@ -95,9 +95,7 @@ class ImageReader:
         """
         for alone, items in groupby(self._items(), lambda one: workers <= 1 or is_large(header_pixels(one[1]) or 0)):
             if alone:
-                for one in items:
-                    with keep_turn():  # of a large image, until its outputs are written
-                        yield self._decode(*one)
+                yield from (self._decode(*one) for one in items)
                 continue
             yield from threaded_map(
                 lambda one: self._decode(*one),
@@ -126,8 +124,7 @@ class ImageReader:
     def _decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage | UnreadableSource:
         source = item.source
         try:
-            with keep_turn():
-                image = prepare_image(item.open(), self.input_size, self.keep_rgb)
+            image = prepare_image(item.open(), self.input_size, self.keep_rgb)
             return_memory(image.size[0] * image.size[1])
             return DecodedImage(source, stamp, image)
         except UnreadableImage as error:  # its text names the image

@@ -16,10 +16,9 @@ import numpy as np
 from PIL import Image
 
 from seamseg.maps.images import open_image
-from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.errors import InputError, UnreadableImage, require_module
 from seamseg.utils.files import replacing
 from seamseg.utils.image_memory import VARIABLE, budget
-from seamseg.utils.limits import file_status
 from seamseg.utils.progress import progress
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
@@ -40,9 +39,9 @@ _ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
 class Source:
     """An image: the path of its file, and the name of its outputs, with `/` between folders and without an ending.
 
-    `relative` is the path relative to the input folder. `address` names an image that is not a file of its own, such as
-    a frame of a video; `problem` is why it certainly cannot be read: a folder without permission, the place where a
-    video breaks off. A thread decodes `ahead` for the first call of :meth:`open`; `stamped` is the stamp before that.
+    `relative` is the path relative to the input folder. `address` names a frame of a video, and `problem` is why it
+    cannot be read: the place where the video breaks off. A thread decodes `ahead` for the first call of :meth:`open`;
+    `stamped` is the stamp before that.
     """
 
     path: Path
@@ -76,7 +75,7 @@ def file_stamp(path: Path) -> str:
     """Return size and modification time of a file; empty if it does not exist."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no file can have the name
         return ""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
@@ -88,12 +87,7 @@ def is_video(address: str) -> bool:
 
 def require_decoder(address: str) -> Any:
     """Return the library that decodes videos; InputError if it is not installed, or too old."""
-    try:
-        import av
-    except ModuleNotFoundError as error:
-        raise InputError(f"{address}: needs PyAV ({error}): pip install 'seamseg[video]'") from None
-    except ImportError as error:
-        raise InputError(f"{address}: videos need PyAV, which is installed but cannot be loaded: {error}") from None
+    av = require_module("av", address)
     if int(av.__version__.partition(".")[0]) < _LEAST_PYAV:
         raise InputError(
             f"{address}: videos need PyAV {_LEAST_PYAV} or later, this is {av.__version__}, which decodes the colours "
@@ -164,11 +158,12 @@ class Video:
     def stated_frames(self) -> int | None:
         """Return the number of frames that the container states, at most `limit`; None if it states none."""
         av = require_decoder(self.address)
-        with suppress(Exception):  # of damaged files, which is reported when its turn comes
-            file_status(self.address)
-            with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
-                frames = int(container.streams.video[0].frames)
-                return min(frames, self.limit or frames) or None
+        with (
+            suppress(Exception),  # of damaged files, which is reported when its turn comes
+            av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container,
+        ):
+            frames = int(container.streams.video[0].frames)
+            return min(frames, self.limit or frames) or None
         return None
 
     def items(self) -> Iterator[Source | VideoFrame]:
@@ -182,7 +177,6 @@ class Video:
         av = require_decoder(self.address)
         count = 0
         try:
-            file_status(self.address)
             # metadata are not used; PyAV crashes in MPEG files if each stream is given the options, too
             with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
                 if not container.streams.video:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BACKEND_VARIABLE = "SEAMSEG_CUDA_BACKEND"
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
 _TIMEOUT_MINUTES = 10
@@ -99,22 +98,17 @@ def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> tor
 
 def _environment() -> tuple[int, int, int]:
     """Return rank, world size and local rank from the launcher's environment; 0, 1, 0 without a launcher."""
-    present = [name for name in _REQUIRED if name in os.environ]
-    if not present or os.environ.get("WORLD_SIZE") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0
-    missing = [name for name in _REQUIRED if name not in os.environ]
-    # MASTER_ADDR alone is often left over in a shell; a launcher also sets a rank or a size
-    if "RANK" not in present and "WORLD_SIZE" not in present:
-        return 0, 1, 0
-    if missing:
-        raise InputError(f"the environment sets {', '.join(present)} but not {', '.join(missing)}; start with torchrun")
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    except ValueError:
-        raise InputError("RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers; start with torchrun") from None
-    if not 0 <= rank < size:
-        raise InputError(f"RANK={rank} is not below WORLD_SIZE={size}; start with torchrun")
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], range(size)[rank]
+    except (LookupError, ValueError) as error:
+        raise InputError(
+            f"the environment sets WORLD_SIZE, but RANK, MASTER_ADDR or MASTER_PORT is missing or wrong ({error}); "
+            "start with torchrun"
+        ) from None
     return rank, size, local_rank
 
 
@@ -205,22 +199,16 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     :func:`distributed`. Its argument is pickled; its result in this process is returned.
     """
     import torch
-    from torch.multiprocessing import get_context, start_processes
+    from torch.multiprocessing import start_processes
 
     if count == 1:
         return function(argument)
     groups, before, all_threads = _local_group(count), dict(os.environ), torch.get_num_threads()
     threads = max(all_threads // count, 1)
     os.environ.update(groups[0])
-    started = get_context("spawn").Semaphore(0)
-    arguments = (groups, threads, started, function, argument)
+    arguments = (groups, threads, function, argument)
     others = start_processes(_member, arguments, count - 1, join=False, start_method="spawn")
     try:
-        for process in others.processes:
-            # to join a group of which one has ended takes minutes, in C++
-            while not started.acquire(timeout=0.5):
-                if not process.is_alive():
-                    raise LostConnection("a process has ended")
         torch.set_num_threads(threads)
         return function(argument)
     except BaseException as error:
@@ -241,19 +229,13 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
 
 
 def _member(
-    number: int,
-    groups: list[dict[str, str]],
-    threads: int,
-    started: Any,
-    function: Callable[[T], object],
-    argument: T,
+    number: int, groups: list[dict[str, str]], threads: int, function: Callable[[T], object], argument: T
 ) -> None:
     """Call a function in a process that :func:`run_in_processes` has started."""
     import torch
 
     os.environ.update(groups[number + 1])
     torch.set_num_threads(threads)
-    started.release()
     function(argument)
 
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import re
-import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from seamseg.utils.errors import InputError, SeamsegError, near_names, one_line
-from seamseg.utils.limits import TEXT_BYTES, open_file, parse_json, read_limited
-from seamseg.utils.output import echo
+from seamseg.utils.errors import InputError, SeamsegError, near_names
+from seamseg.utils.limits import TEXT_BYTES, parse_json, read_limited
 
 PARTIAL = ".partial"
 """Suffix of files being written; one left by a killed process may be deleted."""
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)
-_LONGEST = 192
-"""Longest file name, in bytes, that is reused in the temporary name; the limit of file systems is 255."""
 
 
 def cannot_write(path: object, error: OSError) -> SeamsegError:
@@ -44,10 +36,9 @@ def refuse_url(text: str | Path, where: str = "") -> None:
 
 @contextmanager
 def lock_file(path: Path, advice: str) -> Iterator[None]:
-    """Hold a lock file, which names this process, for a `with` block; it is removed at the end.
+    """Hold a lock file for a `with` block; it is removed at the end.
 
-    The lock ends with the process, also by SIGKILL. On file systems without locks a warning is printed. InputError,
-    which ends with `advice`, if another process holds it.
+    The lock ends with the process, also by SIGKILL. InputError, which ends with `advice`, if another process holds it.
     """
     from filelock import FileLock, Timeout
 
@@ -55,17 +46,10 @@ def lock_file(path: Path, advice: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        holder = ""
-        with suppress(OSError), open_file(path) as file:
-            holder = one_line(file.read(_LONGEST).decode(errors="replace"))
-        raise InputError(f"{path.parent}: in use by {holder or 'another process'}; {advice}") from None
+        raise InputError(f"{path.parent}: in use by another process; {advice}") from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise cannot_write(path, error) from error
-        echo(f"{path.parent}: cannot be locked ({error.strerror}); do not start a second run", file=sys.stderr)
+        raise cannot_write(path, error) from error
     try:
-        with suppress(OSError):
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         with suppress(OSError):  # while it is locked
@@ -95,9 +79,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if not (name := path.name):
         raise InputError(f"{path}: is a folder, not the name of a file")
-    if len(os.fsencode(name)) > _LONGEST:
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")
+    # the name may be as long as the file system allows
+    temporary = path.with_name(f".{name[-40:]}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -141,7 +124,7 @@ def nearest_path(path: str | Path) -> str:
 def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
     """Read `path`; raise InputError, which names the file `what`, if it is unreadable or exceeds `limit` bytes."""
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             return read_limited(file, limit, str(path), what, expected=os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file ({what}){nearest_path(path)}") from None
@@ -152,7 +135,7 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
 def hash_content(path: Path, checksum: Any) -> None:
     """Add the content of a file to a checksum of hashlib; InputError if it cannot be read."""
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             while block := file.read(1 << 20):
                 checksum.update(block)
     except FileNotFoundError:
@@ -207,14 +190,3 @@ def join_inside(folder: Path, name: str) -> Path:
     if parts.is_absolute() or ".." in parts.parts or re.match("[A-Za-z]:", name):
         raise InputError(f"{folder}: {name!r} is not a path inside this folder")
     return folder / name
-
-
-def refuse_links(root: Path, path: Path) -> Path:
-    """Return a path below `root`, to write it; InputError if a link below `root` leads out of it."""
-    outside = os.path.realpath(path.parent)
-    if not Path(outside).is_relative_to(os.path.realpath(root)):
-        raise InputError(
-            f"{path.parent}: is a link to {outside}, outside of {root}, and nothing is written there: remove the link, "
-            f"or let {root} itself be one"
-        )
-    return path

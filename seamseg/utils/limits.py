@@ -6,20 +6,16 @@ header states. Each error message is one line.
 
 from __future__ import annotations
 
-import errno
+import configparser
 import io
 import json
-import os
-import re
-import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 from seamseg.utils.errors import InputError, one_line
 
@@ -40,15 +36,11 @@ TEXT_BYTES = GIB
 """Largest `metadata.bin` of a data set, list of images or evaluation."""
 EVALUATION_BYTES = 64 * MIB
 """Largest summary of an evaluation."""
-LINE_BYTES = 64 * MIB
-"""Longest line of a JSON Lines file."""
 ANNOTATION_BYTES = 4 * GIB
 """Largest JSON of annotations; LVIS, the largest public data set, has 1.1 GiB."""
 IMAGE_BYTES = GIB
 """Largest image file that is read into memory from an archive: more than an uncompressed image of `MAX_PIXELS`
 (`seamseg/maps/images.py`) with four bytes per pixel, 768 MiB."""
-IMAGE_NAME_BYTES = KIB
-"""Longest path of an image in its folder, and of its outputs."""
 PATH_CHARACTERS = 4096
 """Longest path in an archive; the limit of Linux in bytes."""
 FREE_BYTES = 16 * MIB
@@ -59,33 +51,12 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF")
 """Names in Pillow. AVIF is last since not every Pillow has it."""
 _LONGEST_SIDES = {"JPEG": 65_500, "WEBP": 16_383}
 _TAR_HEADER_BYTES = 64 * KIB
-_MOST_PAX_HEADERS, _LONGEST_DIGITS = 100, 256
+_MOST_PAX_HEADERS = 100
 _BLOCK_BYTES = 4 * MIB
 _INFLATED_BYTES = 64 * KIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _BYTES_OF_CONTAINER = 16
-_LONG_NUMBER = b"0" * 19
-_HASH_MODULUS = (1 << 61) - 1
-"""Integers below have a hash of their own, times of files in nanoseconds among them."""
-_SECTION = re.compile(r"\[(.+)\]")
-_DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _FREE_CONTAINERS = 1 << 18
-_NO_FILES = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-
-
-def file_status(path: str | Path) -> os.stat_result:
-    """Return `os.stat` of a file; OSError for a pipe or socket, which waits, or a device, which may have no end."""
-    status = os.stat(path)
-    if (kind := _NO_FILES.get(stat.S_IFMT(status.st_mode))) is not None:
-        raise OSError(errno.EINVAL, f"{kind}, where a file is needed", str(path))
-    return status
-
-
-def open_file(path: str | Path) -> BinaryIO:
-    """Open a file for reading; OSError as of :func:`file_status` and `open`."""
-    file_status(path)
-    # a pipe that has come meanwhile does not wait either
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
 
 
 def format_bytes(size: int) -> str:
@@ -115,11 +86,8 @@ def read_limited(file: IO[bytes], limit: int, name: str, what: str, expected: in
 def check_member(name: str, packed: int, size: int, limit: int, what: str) -> None:
     """Check the stated sizes of a member of an archive, in bytes, before it is read; names as of :func:`read_limited`.
 
-    InputError if one is negative, above `limit`, or above both :data:`FREE_BYTES` and :data:`RATIO` times the packed
-    one.
+    InputError if one is above `limit`, or above both :data:`FREE_BYTES` and :data:`RATIO` times the packed one.
     """
-    if min(packed, size) < 0:
-        raise InputError(f"{name}: the archive states a size of {min(packed, size)} bytes")
     if size > limit:
         raise InputError(f"{name}: {format_bytes(size)} are above {format_bytes(limit)}, the limit of a {what}")
     if size > max(FREE_BYTES, RATIO * packed):
@@ -173,52 +141,10 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
     """
     from PIL import Image, UnidentifiedImageError
 
-    file: Any = source
-    if _is_large(source):
-        opened = open_file(source) if isinstance(source, (str, Path)) else source
-        head = opened.read(4)
-        opened.seek(0)
-        if head.startswith((b"\xff\xd8", b"\x89PNG", b"GIF8")):
-            file = _CountedReads(opened)
-        elif opened is not source:
-            opened.close()
     try:
-        image = Image.open(file, formats=IMAGE_FORMATS)
+        return Image.open(source, formats=IMAGE_FORMATS)
     except KeyError as error:  # Pillow lacks this format, and no other reader took the file
         raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
-    if file is not source:
-        image._exclusive_fp = True  # type: ignore[attr-defined]  # closed with the image, as a path is
-    return image
-
-
-def _is_large(source: Path | IO[bytes]) -> bool:
-    if isinstance(source, (str, Path)):
-        return file_status(source).st_size > MIB
-    size = source.seek(0, os.SEEK_END)
-    source.seek(0)
-    return size > MIB
-
-
-class _CountedReads(io.BufferedReader):
-    """A JPEG, PNG or GIF of which no more is read than 50 000 times and once for each 64 bytes.
-
-    Pillow reads segments, chunks and fill bytes one by one, a million a second: megabytes of the smallest take minutes.
-    """
-
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
-        self._left = 50_000 + self.seek(0, os.SEEK_END) // 64
-        self.seek(0)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Read as a buffered reader does; ValueError after too many calls."""
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError("it has far too many small parts")
-        return super().read(size)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def check_sides(size: tuple[int, int], format: str) -> None:
@@ -249,76 +175,36 @@ def reading_image(path: str | Path, missing: str, unreadable: str) -> Iterator[N
 def read_ini(
     text: str, source: str, delimiters: str = "=:", key: Callable[[str], str] = str.lower
 ) -> dict[str, dict[str, str]]:
-    """Return the values of INI text by section and key, as `configparser` reads them, in linear time.
+    """Return the values of INI text by section and key, as `configparser` reads them; nothing is replaced in values.
 
-    `configparser` takes quadratic time for a line of blanks, for lines that are no keys, and for many sections. Nothing
-    is replaced in values. The first of the `delimiters` in a line ends its key, which `key` normalizes. InputError,
-    naming `source` and the line, if it is not INI text, or a section or key occurs twice.
+    The first of the `delimiters` in a line ends its key, which `key` normalizes. InputError, naming `source` and the
+    line, if it is not INI text, or a section or key occurs twice.
     """
-    found: dict[str, dict[str, list[str]]] = {}
-    section: dict[str, list[str]] = {}
-    header, lines, indent = "", [""], 0
-    no_key, split_key = True, re.compile(f"[{delimiters}]")
-    for number, raw in enumerate(text.split("\n"), 1):
-        line, where = raw.strip(), f"{source}: line {number}"
-        depth = len(raw) - len(raw.lstrip())
-        if line.startswith(("#", ";")):
-            continue
-        if not line or (depth > indent and not no_key):
-            lines.append(line)  # of a value of several lines
-            continue
-        indent, title = depth, _SECTION.match(line)
-        if title is not None:
-            header, no_key, lines = title[1], True, []
-            if header in found:
-                raise InputError(f"{where}: duplicate section [{header:.80}]")
-            section = found[header] = {}
-            continue
-        if not found:
-            raise InputError(f"{where}: a [section] must come before the first key")
-        name, *values = split_key.split(line, maxsplit=1)
-        if not name or not values:
-            raise InputError(f"{where}: not `key = value`: {line!r:.80}")
-        name, no_key, lines = key(name.rstrip()), False, [values[0].strip()]
-        if name in section:
-            raise InputError(f"{where}: duplicate key {name!r:.80} in [{header:.80}]")
-        section[name] = lines
-    return {
-        title: {name: "\n".join(lines).rstrip() for name, lines in values.items()} for title, values in found.items()
-    }
+    parser = configparser.ConfigParser(interpolation=None, delimiters=delimiters, default_section="")
+    parser.optionxform = key  # type: ignore[assignment, method-assign]
+    try:
+        parser.read_string(text, source)
+    except configparser.Error as error:
+        raise InputError(f"{source}: {one_line(error)}") from None
+    return {name: dict(parser[name]) for name in parser.sections()}
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse untrusted JSON as `json.loads` does, except that whole numbers from 2^61 - 1 on become floats.
+    """Parse untrusted JSON as `json.loads` does; `constant` is called for NaN and Infinity.
 
-    Numbers of equal hash, the rest of a division by this one, would make each lookup in a table as slow as in a list.
-    `constant` is called for NaN and Infinity. ValueError if the text is not JSON, is nested too deeply, or holds more
-    lists and objects than its size accounts for: each takes some hundred bytes of memory.
+    ValueError if the text is not JSON, is nested too deeply, or holds more lists and objects than its size accounts
+    for: each takes some hundred bytes of memory.
     """
     brackets = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
     containers = sum(data.count(bracket) for bracket in brackets)  # type: ignore[arg-type, misc]
     if containers > _FREE_CONTAINERS + len(data) // _BYTES_OF_CONTAINER:
         raise ValueError(f"{containers} lists and objects in {format_bytes(len(data))}, which no annotations have")
-    raw = data if isinstance(data, bytes) else data.encode(errors="replace")
-    integer = _integer_or_float if b"\0" in raw or _has_long_number(raw) else None  # zero bytes: UTF-16 or UTF-32
     try:
-        return json.loads(data, parse_constant=constant, parse_int=integer)
+        return json.loads(data, parse_constant=constant)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deep") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not {error.encoding.upper()} text; save it as UTF-8") from None
-
-
-def _has_long_number(data: bytes) -> bool:
-    """Return whether there are 19 digits in a row, without a copy of all data."""
-    step = _BLOCK_BYTES
-    return any(
-        _LONG_NUMBER in data[at : at + step + len(_LONG_NUMBER)].translate(_DIGITS) for at in range(0, len(data), step)
-    )
-
-
-def _integer_or_float(text: str) -> int | float:
-    return int(text) if len(text) < 21 and abs(int(text)) < _HASH_MODULUS else float(text)
 
 
 def whole_number(value: Any) -> int:
@@ -335,8 +221,7 @@ class LimitedTarInfo(tarfile.TarInfo):
     """The header of a member of a tar file, with errors for malformed headers.
 
     A truncated or invalid header is an error, which `tarfile` takes for the end of the archive. So are extended headers
-    (long names) above 64 KiB, which `tarfile` reads whole. The map of a sparse member, of any size, is not read:
-    `issparse()` shows that its content must not be.
+    (long names) above 64 KiB and maps of sparse files, which `tarfile` reads whole.
     """
 
     _EXTENDED = (
@@ -351,7 +236,7 @@ class LimitedTarInfo(tarfile.TarInfo):
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> LimitedTarInfo:
         """Parse a header, see `tarfile.TarInfo`."""
         info = super().frombuf(buf, encoding, errors)
-        if info.size < 0 or (info.type in cls._EXTENDED and info.size > _TAR_HEADER_BYTES):
+        if info.type in cls._EXTENDED and info.size > _TAR_HEADER_BYTES:
             raise tarfile.ReadError(
                 f"a header of {format_bytes(info.size)}, the limit is {format_bytes(_TAR_HEADER_BYTES)}"
             )
@@ -362,55 +247,18 @@ class LimitedTarInfo(tarfile.TarInfo):
         """Read the next header, see `tarfile.TarInfo`."""
         try:
             info = super().fromtarfile(archive)
-            info._block(info.size)  # it may come from an extended header for all files
-            return info
         except _EOF_HEADER:
             raise
-        except _HEADER_ERROR as error:
+        except (_HEADER_ERROR, IndexError, RecursionError) as error:
             raise tarfile.ReadError(f"{error} where a file or the end mark should be") from error
-        except IndexError:
-            raise tarfile.ReadError("it ends in the middle of a header") from None
-        except RecursionError:  # each extended header is read within that before it
-            raise tarfile.ReadError("too many extended headers of one file") from None
+        # a negative size lets `tarfile` read the same header for ever
+        if info.size < 0 or len(archive.pax_headers) > _MOST_PAX_HEADERS:
+            raise tarfile.ReadError(
+                f"a file of {info.size} bytes, with {len(archive.pax_headers)} headers of all files"
+            )
+        return info
 
-    def _proc_pax(self, archive: Any) -> Any:
-        file = archive.fileobj
-        data = file.read(self._block(self.size))
-        if not _is_pax(data[: self.size]) or len(archive.pax_headers) > _MOST_PAX_HEADERS:
-            raise tarfile.ReadError("an extended header that is damaged, or too many for all files")
+    def _no_sparse(self, *_: Any) -> Any:
+        raise tarfile.ReadError(f"{self.name} is packed in an unusual way (sparse)")
 
-        def read(count: int) -> bytes:
-            archive.fileobj = file
-            return data  # type: ignore[no-any-return]
-
-        archive.fileobj = SimpleNamespace(read=read)
-        return super()._proc_pax(archive)  # type: ignore[misc]
-
-    def _block(self, count: int) -> int:
-        if count < 0:  # from an extended header; `tarfile` would seek backwards and read the same header again
-            raise tarfile.ReadError(f"a file with a size of {count} bytes")
-        return super()._block(count)  # type: ignore[misc, no-any-return]
-
-    def _proc_sparse(self, archive: Any) -> Any:
-        extended = self._sparse_structs[1]  # type: ignore[attr-defined]
-        while extended:
-            extended = archive.fileobj.read(tarfile.BLOCKSIZE)[504]
-        self.sparse: Any = []
-        self.offset_data = archive.fileobj.tell()
-        archive.offset = self.offset_data + self._block(self.size)
-        return self
-
-    def _proc_gnusparse_10(self, next: Any, *_: Any) -> None:
-        next.sparse = []
-
-
-def _is_pax(data: bytes) -> bool:
-    """Return whether an extended header is a series of `LENGTH KEY=VALUE`; `tarfile` may take long for others."""
-    at = 0
-    while at < len(data):
-        number, blank, _ = data[at : at + 8].partition(b" ")
-        end = at + int(number) if blank and number.isdigit() else 0
-        if not at < end <= len(data) or data[end - 1 : end] != b"\n" or data.find(b"=", at, end) < 0:
-            return False
-        at = end
-    return max(map(len, data.translate(_DIGITS).split()), default=0) < _LONGEST_DIGITS
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _no_sparse

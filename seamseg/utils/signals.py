@@ -77,7 +77,10 @@ def begin_worker_process() -> None:
     SIGINT and SIGHUP are ignored, and SIGTERM unless the parent sends it: clusters signal whole process groups, and so
     does Ctrl-C. The parent decides when to stop, and needs the results until then.
     """
-    parent = _end_with_parent()
+    process = multiprocessing.parent_process()
+    assert process is not None and process.pid is not None
+    parent = process.pid
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_WORKERS)
         threading.Thread(target=_end_at_signal, args=(parent,), daemon=True).start()
@@ -85,19 +88,8 @@ def begin_worker_process() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _end_with_parent() -> int:
-    """End this process when its parent ends, even by SIGKILL: it would wait for work, or for a reader, forever.
-
-    Return the id of the parent, another process of multiprocessing.
-    """
-    process = multiprocessing.parent_process()
-    assert process is not None and process.pid is not None
-    parent = process.pid
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    return parent
-
-
-def _watch(parent: int) -> None:
+def _end_with(parent: int) -> None:
+    """End this process when its parent ends, even by SIGKILL: it would wait for work, or for a reader, forever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -32,7 +32,7 @@ from seamseg.maps.prepare.export import with_boxes
 from seamseg.maps.visualize.maps import draw_map
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import refuse_links, replacing
+from seamseg.utils.files import replacing
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.items import PanopticValidation
 
@@ -102,7 +102,7 @@ class EvaluationWriter:
         written = {}
         for key, spec in self.maps.items():
             written[key] = f"{key}/{name}"
-            path = refuse_links(self.out, self.out / MAPS / written[key])
+            path = self.out / MAPS / written[key]
             path.parent.mkdir(parents=True, exist_ok=True)
             drawn = draw_map(validated.prediction.maps[key], spec, validated.result.size)
             with replacing(path) as temporary:

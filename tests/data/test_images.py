@@ -151,23 +151,6 @@ def test_decompression_bomb(tmp_path):
         open_image(path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "at", "part"),
-    [("JPEG", 2, b"\xff\xe1\0\2"), ("JPEG", 2, b"\xff"), ("PNG", 33, chunk(b"prVt", b"")), ("GIF", 19, b"!\xfe\1a\0")],
-)
-def test_millions_of_small_parts(tmp_path, kind, at, part):
-    """Pillow reads them one by one: 31 MB, an upload of `serve`, took up to 48 s."""
-    file = io.BytesIO()
-    Image.new("P" if kind == "GIF" else "RGB", (8, 8)).save(file, kind)
-    data = file.getvalue()
-    (tmp_path / "a").write_bytes(data[:at] + part * (4_000_000 // len(part)) + data[at:])
-    for content in (None, (tmp_path / "a").read_bytes()):
-        with pytest.raises(UnreadableImage, match="far too many small parts"):
-            open_image(tmp_path / "a", content)
-    (tmp_path / "a").write_bytes(data[:at] + part * 100 + data[at:])
-    assert open_image(tmp_path / "a").size == (8, 8)
-
-
 def test_masks(tmp_path):
     """They are integers of one channel, exact at any depth, with a palette or of one bit."""
     image = Image.fromarray(GREY % 7).convert("P")

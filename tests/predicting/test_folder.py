@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import json
 import os
 import signal
 
@@ -10,16 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.micro import narrow_body
 
 from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting import folder as folder_module
-from seamseg.predicting.find import find_sources
 from seamseg.predicting.folder import ManifestWriter, OutputFolder, differences, header
-from seamseg.predicting.job import predict_all
-from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.settings import PredictSettings
-from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 
 HEAD = header("model.zip", "ab12", {"format": "coco"})
@@ -67,31 +60,6 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     assert folder.manifest.read_bytes().count(b"\n") == 1 + count
 
 
-def test_manifests_of_the_processes_of_a_run_of_0_1_0_are_joined(tmp_path):
-    outputs(tmp_path, 4)
-    folder = OutputFolder(tmp_path, [], HEAD)
-    for rank in (0, 1):
-        lines = (HEAD, line(rank), line(rank + 2))
-        text = "".join(json.dumps(one) + "\n" for one in lines)
-        (tmp_path / f"predictions.rank{rank}.jsonl").write_text(text[: -9 * rank or None])
-    assert list(folder.begin([])) == [line(n)["name"] for n in (0, 2, 1)]
-    write(folder, [line(3)])
-    folder.finish()
-    assert list(folder.lines()) == [line(n) for n in range(4)]
-    assert not list(tmp_path.glob("predictions.rank*"))
-    (tmp_path / "predictions.rank0.jsonl").write_text(text)
-    assert folder.begin([], restart=True) == folder.begin([]) == {}
-
-
-def test_a_manifest_that_is_a_link_is_refused(tmp_path):
-    (tmp_path / "other").write_bytes(json.dumps(HEAD).encode() + b"\n")
-    folder = OutputFolder(tmp_path / "out", [], HEAD)
-    folder.out.mkdir()
-    folder.manifest.symlink_to(tmp_path / "other")
-    with pytest.raises(InputError, match="is a link to"):
-        folder.begin([])
-
-
 def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
     outputs(tmp_path, 4)
     folder = OutputFolder(tmp_path, [], HEAD)
@@ -99,7 +67,7 @@ def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_co
     write(folder, [line(0), line(1), line(2), line(3, "unreadable")])
     folder.finish()
     (tmp_path / "0.png").unlink()
-    (tmp_path / "2.png").write_bytes(b"")
+    (tmp_path / "2.png").unlink()
     assert list(folder.begin([])) == [line(1)["name"]]
     write(folder, [line(3)])
     folder.finish()
@@ -128,7 +96,7 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     assert list(other.lines()) == []
     # an unknown one is not changed
     (tmp_path / MANIFEST).write_text("my own notes\n")
-    with pytest.raises(InputError, match="not a manifest"):
+    with pytest.raises(InputError, match=r"damaged, or not a manifest .*`restart=True` replaces it"):
         OutputFolder(tmp_path, [], HEAD).begin([])
     assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
 
@@ -168,87 +136,6 @@ def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatc
     assert [one["name"] for one in folder.lines()] == [line(number)["name"] for number in range(3)]
 
 
-WRONG = [
-    None,
-    True,
-    "",
-    "x",
-    "\0",
-    "\ud800",
-    "../../x",
-    "/etc",
-    0,
-    -1,
-    1.5,
-    10**30,
-    float("nan"),
-    [],
-    {},
-    [{}],
-    {"a": 1},
-]
-WRONG += [json.loads("[" * 400 + "]" * 400), "n" * 5000, [None] * 3]
-
-
-@pytest.fixture(scope="module")
-def predicted(tmp_path_factory, micro_run):
-    """A folder of two images in all formats with files about all images, and its writers."""
-    folder = tmp_path_factory.mktemp("predicted")
-    for name in "ab":
-        Image.new("RGB", (48, 32), (90, 150, 220)).save(folder / f"{name}.png")
-    with narrow_body():
-        options = PredictOptions(micro_run, folder, folder / "out", "coco,vistas,cvat,labelstudio,overlay")
-        chosen = PredictSettings(options)
-        predictor, sources = chosen.load("cpu"), find_sources(folder)
-        predict_all(predictor, sources, chosen.open_folder(folder / "out", predictor, sources), World())
-        return chosen.open_folder(folder / "out", predictor, sources), sources
-
-
-def places(value, path=()):
-    """Iterate over the places in a JSON value."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        yield from places(one, (*path, key))
-
-
-@settings(max_examples=200)
-@given(st.data())
-def test_a_manifest_of_another_hand_is_used_or_refused(predicted, data):
-    """A mutated line ends in no other error; those of the network and of the disk are far from here."""
-    folder, sources = predicted
-    path = folder.manifest
-    before = path.read_bytes()
-    lines = [json.loads(one) for one in before.splitlines()]
-    at = data.draw(st.integers(0, len(lines) - 1))
-    place = data.draw(st.sampled_from(list(places(lines[at]))))
-    value = data.draw(st.sampled_from(WRONG))
-    if place:
-        inside = lines[at]
-        for key in place[:-1]:
-            inside = inside[key]
-        if data.draw(st.booleans()):
-            inside[place[-1]] = value
-        else:
-            del inside[place[-1]]
-    else:
-        lines[at] = value
-    refused = f"{folder.out} restart=True"
-    try:
-        path.write_text("".join(json.dumps(one) + "\n" for one in lines))
-        for _ in range(2):
-            done = folder.begin(sources, restart=False)
-            names = [one["name"] for one in lines[1:] if isinstance(one, dict) and "name" in one]
-            assert all(name in names for name in done)
-            folder.finish()
-    except InputError as error:
-        refused = str(error)
-    finally:
-        path.write_bytes(before)
-    assert str(folder.out) in refused
-    assert "restart=True" in refused
-
-
 # --- One run at a time in an output folder: a lock that ends with its process, and that decoders do not keep
 
 
@@ -270,7 +157,7 @@ def test_a_killed_run_whose_decoder_survives(tmp_path):
     with os.fdopen(reading) as file:
         child = int(file.readline())
     try:
-        refused = f"in use by process {process} on .*another `seamseg predict`"
+        refused = "in use by another process; another `seamseg predict`"
         with pytest.raises(InputError, match=refused), folder.lock():
             pass
     finally:

@@ -5,7 +5,6 @@ import itertools
 import os
 import struct
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,18 +65,6 @@ def test_a_list_keeps_its_order_and_relative_folders(photos, tmp_path, monkeypat
     assert find_sources("@lists/frames")[0].path == Path("photos/a/1.png")
 
 
-def test_names_in_a_list_that_no_file_can_have(tmp_path):
-    long = "is longer than"
-    for name, reason in (
-        ("nul\0.png", "has a NUL character"),
-        ("n" * 5000 + ".png", long),
-        ("../" * 5000 + "a.png", long),
-    ):
-        (tmp_path / "list.txt").write_text(name)
-        with pytest.raises(UnreadableImage, match=f"its name {reason}"):
-            find_sources(tmp_path / "list.txt")[0].open()
-
-
 @pytest.mark.parametrize("line", ["/", "//", ".", "..", "/.."])
 def test_folders_in_a_list(photos, line):
     (photos / "list.txt").write_text(f"{line}\na/1.png\n")
@@ -115,14 +102,14 @@ def test_lists_that_cannot_be_read(tmp_path):
 def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
     (tmp_path / "drive.mp4").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(InputError, match=r"drive\.mp4: needs PyAV \(.*\): pip install 'seamseg\[video\]'"):
+    with pytest.raises(InputError, match=r"needs av, which is not installed; pip install .seamseg\[video\]"):
         find_sources(tmp_path / "drive.mp4")
     monkeypatch.delitem(sys.modules, "av")
     (tmp_path / "av.py").write_text("raise ImportError('libavformat.so.61: no')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match=r"PyAV, which is installed but cannot be loaded: libavformat\.so\.61"):
+    with pytest.raises(InputError, match=r"av is installed, but cannot be loaded \(libavformat\.so\.61"):
         find_sources(tmp_path / "drive.mp4")
-    monkeypatch.setitem(sys.modules, "av", SimpleNamespace(__version__="16.1.0"))
+    monkeypatch.setitem(sys.modules, "av", SimpleNamespace(__version__="16.1.0", __spec__=True))
     with pytest.raises(InputError, match=r"need PyAV 17 or later, this is 16\.1\.0"):
         find_sources(tmp_path / "drive.mp4")
 
@@ -283,17 +270,13 @@ def test_a_video_of_large_frames(video, monkeypatch):
 
 
 def test_files_that_are_no_video(video):
-    """FFmpeg would open the files that a list names, and wait for a writer of a pipe."""
+    """FFmpeg would open the files that a list names."""
     data = video.read_bytes()
     video.with_name("half.mp4").write_bytes(data[: len(data) * 5 // 8])
     video.with_name("text.mp4").write_text("no video at all")
     video.with_name("list.mp4").write_text("ffconcat version 1.0\nfile drive.mp4\n")
-    os.mkfifo(video.with_name("pipe.mp4"))
     reasons = dict.fromkeys(("text", "list", "none"), "cannot be read as a video")
-    reasons |= {
-        "half": "cannot be read as a video: the description of its frames",
-        "pipe": "cannot be read as a video: a pipe",
-    }
+    reasons["half"] = "cannot be read as a video: the description of its frames"
     for name, reason in reasons.items():
         (item,) = Video(str(video.with_name(f"{name}.mp4")), name, f"{name}.mp4").items()
         with pytest.raises(UnreadableImage, match=rf"{name}\.mp4 \(frame 0\): {reason}"):
@@ -343,8 +326,7 @@ def test_a_folder_with_its_sub_folders(tree):
     ("files", "expected"),
     [
         (["a.jpg", "a.png", "a.jpg.png", "b.png"], ["a.jpg", "a.jpg.png", "a.png", "b"]),
-        (["A.jpg", "a.png"], ["A.jpg", "a.png"]),
-        (["IMG_1.jpg", "Img_1.jpg", "b.jpg", "img_1.jpg"], ["IMG_1.jpg", "Img_1.jpg.2", "b", "img_1.jpg.3"]),
+        (["A.jpg", "a.png"], ["A", "a"]),
     ],
 )
 def test_names_are_unique(tmp_path, files, expected):
@@ -435,20 +417,18 @@ def test_comments_in_a_list(tree):
     assert names(find_sources(tree / "list.txt")) == ["a", "#1"]
 
 
-def test_a_folder_that_cannot_be_listed(tree, monkeypatch):
-    def refuse(path, scan):
+def test_a_folder_that_cannot_be_listed(tree, monkeypatch, capsys):
+    scan, before = os.scandir, names(find_sources(tree))
+
+    def refuse(path):
         if Path(path).name == closed:
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
 
-    before = names(find_sources(tree))
-    for name in ("scandir", "listdir"):
-        monkeypatch.setattr(os, name, partial(refuse, scan=getattr(os, name)))
+    monkeypatch.setattr(os, "scandir", refuse)
     closed = "sub"
-    found = find_sources(tree)
-    assert {s.name for s in found} == {name for name in before if not name.startswith("sub/")} | {"sub/"}
-    with pytest.raises(UnreadableImage, match=r"sub: this folder cannot be listed: Permission denied"):
-        next(s for s in found if s.name == "sub/").open()
+    assert names(find_sources(tree)) == [name for name in before if not name.startswith("sub/")]
+    assert capsys.readouterr().err == f"{tree / 'sub'}: this folder cannot be listed: Permission denied\n"
     closed = tree.name
     with pytest.raises(InputError, match="this folder cannot be listed: Permission denied"):
         find_sources(tree)

@@ -23,9 +23,8 @@ from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
 from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import Source, Video
+from seamseg.predicting.source import Video
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
-from seamseg.utils.distributed import World
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -287,23 +286,16 @@ def test_the_writers_wait_for_a_gpu(micro_run, micro, tmp_path, seamseg_main, mo
     ("words", "message"),
     [
         (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: a URL, where a local path is needed; `python -m"),
-        (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like an image; the last argument must be"),
+        (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: the output must be a folder, this is a file or image"),
         (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
         (("{run}", "{photos}", ""), "OUT is empty"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "100000"), "100000 x 100000 pixels or more"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input image"),
         (("{run}", "{photos}", "{out}", "--tiles", "7"), "--tiles 7: too small"),
         (("{run}", "{photos}", "{out}", "--tiles", "many"), "auto, off or a side"),
-        (
-            ("{run}", "{photos}", "{out}", "--anonymize", "car", "--format", "overlay,coco"),
-            "shows what --anonymize hides",
-        ),
         (("{run}", "{photos}", "{out}", "--anonymize", ""), "no class is given"),
         (("{run}", "{photos}", "{out}", "--classes", "car", "--format", "raw"), "--format raw contains all classes"),
         (("{run}", "{photos}", "{out}", "--tta", "flop"), "neither `flip` nor a scale"),
-        (("{run}", "{photos}", "s3:/bucket/out"), "s3:/bucket/out: a URL, where a local path is needed"),
-        (("{run}", "https://host/a.jpg", "{out}"), "https://host/a.jpg: a URL, where a local path is needed"),
-        (("{run}", "{photos}", "{out}/p.tar"), "p.tar: OUT is a folder, no tar"),
         (("{run}", "p-{{0..3}}.tar", "{out}"), "`python -m seamseg.contrib.ray --input webdataset` predicts"),
     ],
 )
@@ -329,16 +321,6 @@ def test_unknown_files_are_not_overwritten(micro_run, photos, tmp_path, seamseg_
         assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 0
         assert (tmp_path / "street.jpg").read_bytes()[:2] == b"\xff\xd8"
         (tmp_path / "street.jpg").unlink()
-
-
-def test_too_large_network_input(micro_run, tmp_path, seamseg_main, capsys):
-    Image.new("RGB", (4000, 10)).save(tmp_path / "long.png")
-    Image.new("RGB", (10, 10)).save(tmp_path / "short.png")
-    words = ("--shortest-size", "8192", "--longest-max-size", "1000000", "--tiles", "off", "--limit", "1")
-    assert predict(seamseg_main, micro_run, tmp_path / "long.png", tmp_path / "out", *words) == 1
-    found = capsys.readouterr().err
-    assert "skipped" in found
-    assert "long.png: the network's input would have 1000000 x 2500 pixels or more" in found
 
 
 @pytest.fixture
@@ -392,16 +374,6 @@ def test_an_error_of_one_of_several_networks_names_the_photo(
     monkeypatch.setattr("seamseg.inference.predictor.Predictor.start", fail)
     assert predict(seamseg_main, micro_run, photos, tmp_path, "--quiet") == 1
     assert re.search(r"\w+\.\w+: the network fails \(RuntimeError: burns\)", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(("first", "decoded_here"), [("large", True), ("small", False), ("broken", False)])
-def test_large_photos_are_decoded_in_the_process_itself(first, decoded_here, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "LARGE_PIXELS", 2000)
-    Image.new("RGB", (50, 40)).save(tmp_path / "large.png")
-    Image.new("RGB", (50, 39)).save(tmp_path / "small.png")
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    sources = [Source(tmp_path / f"{name}.png", name, name) for name in (first, "small", "large")]
-    assert (job.default_workers(sources, World()) == 0) == decoded_here
 
 
 def test_other_networks_compute_one_photo_at_a_time(small):

@@ -113,7 +113,6 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
         ({"formats": ","}, "^`formats=,`: no format is given; choose among cityscapes, coco, csv"),
         ({"formats": []}, "^`formats=`: no format is given; choose among cityscapes, coco, csv"),
         ({"formats": ["overlay"], "hide": "car"}, "`formats=overlay` shows what `hide` hides"),
-        ({"formats": ["raw"], "classes": "car"}, "`formats=raw` contains all classes"),
     ],
 )
 def test_conflicts(options: dict, message: str) -> None:

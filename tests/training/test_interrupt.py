@@ -95,7 +95,7 @@ def test_ctrl_c_saves_a_snapshot_and_a_second_training_is_refused(
         capfd.readouterr()
         assert main(words) == 2
         (line,) = capfd.readouterr().err.splitlines()
-        assert line.startswith(f"seamseg train: {run}: in use by process {process.pid} on ")
+        assert line.startswith(f"seamseg train: {run}: in use by another process; ")
         assert line.endswith("; wait until that training ends, or choose another folder")
         assert (run / "config.ini").stat().st_mtime_ns == before
         # to the workers, too

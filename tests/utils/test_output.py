@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ast
 import logging
-import shutil
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import seamseg
-from seamseg.cli.main import main
-from seamseg.maps.formats.metadata import read_metadata, write_metadata
 from seamseg.training.logging.logs import TextLog
 from seamseg.utils.errors import InputError, one_line, printable
 from seamseg.utils.output import echo, quiet_logs, warn, without_message
@@ -61,31 +56,6 @@ def test_every_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert printed.err.splitlines()[-2:] == [SHOWN, SHOWN]
     assert (tmp_path / "log.txt").read_text().endswith(f" {SHOWN}\n")
     assert printable(printed.err) == printed.err
-
-
-def test_logs_of_libraries(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(args) -> None:
-        handler = logging.StreamHandler(sys.stderr)
-        logging.getLogger("other").addHandler(handler)
-        logging.getLogger("other").warning("%s %d", HOSTILE, 1)
-        logging.getLogger("other").removeHandler(handler)
-
-    monkeypatch.setattr("seamseg.cli.components.run", run)
-    assert main(["components"]) == 0
-    assert capsys.readouterr().err == f"{SHOWN} 1\n"
-
-
-def test_tables_have_a_line_a_class(micro: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = Path(shutil.copytree(micro, tmp_path / "data"))
-    classes = read_metadata(data / "metadata.bin")
-    write_metadata(data / "metadata.bin", replace(classes, categories=[f"{HOSTILE}\n{k}" for k in range(3)]))
-    assert main(["prepare", "check", str(data), "--quiet"]) == 0
-    assert main(["prepare", "export", str(data), str(tmp_path / "out"), "--split", "val", "--quiet"]) == 0
-    truth = str(next((tmp_path / "out").rglob("panoptic_val.json")))
-    assert main(["evaluate", "--gt", truth, "--pred", truth, "--quiet"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count(f"\n{SHOWN} 2  thing") == 2
-    assert printable(printed) == printed
 
 
 def test_loggers_are_as_before(caplog: pytest.LogCaptureFixture) -> None:

@@ -76,16 +76,6 @@ def test_an_import_changes_nothing_nor_what_the_user_has_set(tmp_path, words, va
     assert status[1].startswith(spin)
 
 
-def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(process_settings.ctypes, "CDLL", lambda *args: pytest.fail("libc was called"))
-    for name in process_settings.MALLOC:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("GOMP_SPINCOUNT", "1")
-    process_settings.apply()
-    assert process_settings.malloc_status() == "not glibc: unchanged"
-
-
 @glibc
 @pytest.mark.parametrize("photo", ["large", "small", "small, half a minute later"])
 def test_memory_is_returned_after_a_large_photo_and_now_and_then(tmp_path, photo) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.limits import open_file
 from seamseg.utils.parallel import available_cores
 
 OPENVINO = "openvino"
@@ -73,7 +72,7 @@ def _open_onnxruntime(path: Path) -> OnnxSession:
 
 def _read(path: Path) -> bytes:
     try:
-        with open_file(path) as file:
+        with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None

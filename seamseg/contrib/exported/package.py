@@ -17,7 +17,6 @@ import numpy as np
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError, one_line
 from seamseg.utils.launcher import local_rank
-from seamseg.utils.limits import open_file
 
 ONEDNN_BF16 = "convolutions in bfloat16"
 """The feature of a CPU that the bfloat16 operators of oneDNN need: more than the code of a package does."""
@@ -28,7 +27,7 @@ _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 
 def _stated(path: Path) -> dict[str, Any]:
     try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(damaged)
             texts = [name for name in archive.namelist() if name.endswith("_metadata.json")]

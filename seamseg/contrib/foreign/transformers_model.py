@@ -29,7 +29,6 @@ from seamseg.models.folding import choose_precision
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
 from seamseg.utils.launcher import is_main_process
-from seamseg.utils.limits import open_file
 from seamseg.utils.output import echo
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -294,7 +293,7 @@ def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
 
 def _licence(folder: Path) -> str:
     try:
-        with open_file(folder / CARD_NAME) as file:
+        with open(folder / CARD_NAME, "rb") as file:
             head, _, rest = file.read(1 << 16).decode(errors="replace").partition("\n")
     except OSError:
         return ""

@@ -34,7 +34,6 @@ from seamseg.maps.images import open_image
 from seamseg.maps.report.page import Page, page_frame
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.image_memory import keep_turn
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import share_cores
@@ -203,8 +202,7 @@ class Service:
         return open_image(UPLOAD, data, max_pixels=self._max_pixels)
 
     def _decode(self, data: bytes) -> PreparedImage:
-        with keep_turn():
-            return self._prepare(self._open(data))
+        return self._prepare(self._open(data))
 
     def _log(self, error: Exception) -> None:
         if self._debug:

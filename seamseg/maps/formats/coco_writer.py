@@ -14,7 +14,7 @@ from seamseg.maps.formats.id_png import MAX_ID, encode_id_png, write_id_png
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.panoptic_map import ClassInfo, PanopticResult, Segment
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import join_inside, refuse_links, replacing
+from seamseg.utils.files import join_inside, replacing
 
 CocoEntry = dict[str, Any]
 """The entries of an image in the JSON: `image` and `annotation`."""
@@ -50,7 +50,7 @@ class CocoPanopticWriter:
         """Write an id map like :meth:`write`, but keep crowds; ids without a segment become void."""
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
-        write_id_png(refuse_links(self.folder.parent, path), id_map, values)
+        write_id_png(path, id_map, values)
         height, width = id_map.shape
         image = {"id": image_id, "file_name": image_name or f"{image_id}", "height": height, "width": width}
         return {"image": image, "annotation": annotation}

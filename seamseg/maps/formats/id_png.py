@@ -24,8 +24,8 @@ from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_r
 from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_of
-from seamseg.utils.limits import IMAGE_BYTES, open_file, open_pillow, read_limited, reading_image
+from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_needed
+from seamseg.utils.limits import IMAGE_BYTES, open_pillow, read_limited, reading_image
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""
@@ -123,7 +123,7 @@ def _check_range(ids: np.ndarray) -> None:
 def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
     with reading_image(path, "no such panoptic PNG", "not a readable PNG"):
         if data is None:
-            with open_file(path) as file:
+            with open(path, "rb") as file:
                 data = read_limited(file, IMAGE_BYTES, str(path), "panoptic PNG", os.fstat(file.fileno()).st_size)
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None and has_kernel():
@@ -205,7 +205,10 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
-    with open_pillow(io.BytesIO(data)) as image, memory_of(image, path, MASK_BYTES):
+    with (
+        open_pillow(io.BytesIO(data)) as image,
+        memory_for(path, str(image.format), image.size, memory_needed(image, MASK_BYTES)),
+    ):
         if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
             raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
         rgb = image if image.mode == "RGB" else image.convert("RGB")

@@ -27,7 +27,6 @@ from seamseg.utils.limits import (
     LimitedTarInfo,
     check_member,
     inflate,
-    open_file,
     packed_size,
 )
 
@@ -93,7 +92,7 @@ class ArchiveMember:
     def _content(self, limit: int = ANNOTATION_BYTES, what: str = "file") -> bytes:
         check_member(str(self), self.packed, self.size, limit, what)
         try:
-            with open_file(self.archive) as file:
+            with open(self.archive, "rb") as file:
                 file.seek(self.offset)
                 if self.method != _TAR:
                     signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
@@ -210,7 +209,7 @@ def _check_path(path: str, archive: Path) -> None:
 
 def _zip_members(archive: Path) -> list[ArchiveMember]:
     try:
-        with open_file(archive) as raw, zipfile.ZipFile(raw) as file:
+        with open(archive, "rb") as raw, zipfile.ZipFile(raw) as file:
             entries = [info for info in file.infolist() if info.filename and not info.is_dir()]
             end = 0
             for info in sorted(entries, key=lambda info: info.header_offset):
@@ -241,7 +240,7 @@ def _path_in_zip(info: zipfile.ZipInfo) -> str:
 
 def _tar_members(archive: Path) -> list[ArchiveMember]:
     try:
-        with open_file(archive) as raw:
+        with open(archive, "rb") as raw:
             head = raw.read(6)
         kind = next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")
         if kind:
@@ -254,9 +253,6 @@ def _tar_members(archive: Path) -> list[ArchiveMember]:
         raise InputError(
             f"{archive}: not a tar file, or a truncated one ({error}); download it again, or move it away"
         ) from None
-    sparse = next((path for path, info in entries if info.issparse()), None)
-    if sparse is not None:
-        raise InputError(f"{archive}: {sparse} is packed in an unusual way (sparse); unpack the archive")
     return [ArchiveMember(archive, path, _TAR, i.offset_data, i.size, i.size, 0) for path, i in entries]
 
 

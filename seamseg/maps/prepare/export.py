@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,7 +32,7 @@ from seamseg.maps.prepare.cityscapes import SPLITS
 from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.writer import store_image
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import refuse_links, write_json
+from seamseg.utils.files import write_json
 from seamseg.utils.parallel import available_cores, threaded_map
 from seamseg.utils.progress import ProgressCallback, no_progress
 
@@ -76,7 +75,7 @@ class CocoGroundTruth(GroundTruthFormat):
 
     def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
-        target = refuse_links(self.out.parent, self.targets(split)[0])
+        target = self.targets(split)[0]
         dataset_to_coco_panoptic(self.folder, split, target, options.workers, options.progress)
 
 
@@ -103,7 +102,6 @@ class CityscapesGroundTruth(GroundTruthFormat):
         """Write a split."""
         annotations, photos = self.targets(split)
         kind, labels, num_stuff = annotations.parent.name, self._classes.original_ids, self._classes.num_stuff
-        below = partial(refuse_links, self.out.parent)
 
         def export(image: ImageInfo) -> None:
             frame = frame_name(image.id)
@@ -112,9 +110,9 @@ class CityscapesGroundTruth(GroundTruthFormat):
             pixels = label_map(ids, segments, labels, VOID_LABEL)
             photo = self.folder.image_path(image.id)
             target = photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}"
-            store_image(photo, below(target), options.link)
-            write_grey_png(below(annotations / city / f"{frame}_{kind}_labelIds.png"), pixels)
-            write_grey_png(below(annotations / city / f"{frame}_{kind}_instanceIds.png"), instances)
+            store_image(photo, target, options.link)
+            write_grey_png(annotations / city / f"{frame}_{kind}_labelIds.png", pixels)
+            write_grey_png(annotations / city / f"{frame}_{kind}_instanceIds.png", instances)
 
         self._check_names(split, frame_name)
         for_each(export, self.folder, split, options.workers, options.progress, f"{split}, cityscapes")
@@ -143,7 +141,6 @@ class VistasGroundTruth(GroundTruthFormat):
         """Write a split."""
         (root,), metadata, each = self.targets(split), self.folder.metadata, INSTANCES_PER_LABEL
         labels, void = [*self._labels, *self._groups.values()], void_label(self._labels)
-        below = partial(refuse_links, self.out.parent)
         panoptic = CocoPanopticWriter(
             root / "panoptic" / "panoptic_2018.json", with_panoptic_ids(metadata, self._labels), root / "panoptic"
         )
@@ -154,9 +151,9 @@ class VistasGroundTruth(GroundTruthFormat):
             instances = instance_map(ids, segments, labels, metadata.num_stuff, each, each, void * each, image.id)
             photo = self.folder.image_path(image.id)
             target = root / "images" / f"{name}{photo.suffix.lower()}"
-            store_image(photo, below(target), options.link)
-            write_grey_png(below(root / "labels" / f"{name}.png"), label_map(ids, segments, labels, void))
-            write_grey_png(below(root / "instances" / f"{name}.png"), instances)
+            store_image(photo, target, options.link)
+            write_grey_png(root / "labels" / f"{name}.png", label_map(ids, segments, labels, void))
+            write_grey_png(root / "instances" / f"{name}.png", instances)
             return panoptic.write_map(name, ids, with_boxes(ids, truth, metadata.num_stuff), target.name)
 
         self._check_names(split, image_stem)

@@ -45,7 +45,6 @@ from seamseg.utils.files import (
     join_inside,
     read_bytes,
     read_text,
-    refuse_links,
     replacing,
     write_atomically,
 )
@@ -122,7 +121,7 @@ class DatasetWriter:
             self.accounts = read_accounts(self.root)
         try:
             for name in ("img", "msk", "lst", "coco", _JOURNALS):
-                refuse_links(self.root, self.root / name / "file").parent.mkdir(parents=True, exist_ok=True)
+                (self.root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.root, error) from error
         for name in ("img", "msk"):
@@ -348,11 +347,11 @@ def _write_frame(
     # a list of annotations may name maps without such an ending
     check_size(frame.annotation, layers.shape[1:], frame.image, size)
     photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
-    store_image(frame.image, refuse_links(root, root / photo), link)
+    store_image(frame.image, root / photo, link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
     for path, layer in zip(masks, layers):
-        with replacing(refuse_links(root, root / path)) as temporary:
+        with replacing(root / path) as temporary:
             # id maps consist of runs: half the time of the default search of zlib, and smaller files
             Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
     _remove_older(root, photo, masks)

@@ -30,7 +30,7 @@ from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapForma
 from seamseg.maps.visualize.maps import encode_map
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers.base import OutputFormat, Record, Records
-from seamseg.utils.files import refuse_links, replacing, write_atomically, write_json
+from seamseg.utils.files import replacing, write_atomically, write_json
 
 COCO_JSON = "panoptic.json"
 RESULTS_JSON = "coco_results.json"
@@ -265,7 +265,7 @@ def write_detections(
         if found.crop is None or not found.crop.any():
             continue
         mask = f"{MASKS}/{stem}_{k}.png"
-        write_atomically(refuse_links(folder, folder / mask), mask_png(found.crop, found.corner, size))
+        write_atomically(folder / mask, mask_png(found.crop, found.corner, size))
         # nine digits restore each float32 exactly
         lines.append(f"{mask} {labels[found.category]} {found.score:.9g}\n")
     write_atomically(folder / f"{name}.txt", os.fsencode("".join(lines)))
