@@ -104,7 +104,7 @@ def stages(predictor: Any, image: np.ndarray, milliseconds: float, run: Callable
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int) -> float:
     """Return images per second from file to file."""
-    from seamseg.predicting.folder import OutputFolder, header
+    from seamseg.predicting.folder import OutputFolder
     from seamseg.predicting.job import predict_all
     from seamseg.predicting.source import Source
     from seamseg.predicting.writers import make_writers
@@ -113,7 +113,7 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int)
     sources = [Source(path, path.stem, path.name) for path in photos]
     writers = make_writers(("overlay", "coco"), out, predictor.metadata)
     start = time.perf_counter()
-    outputs = OutputFolder(out, writers, header("random", "0" * 64, {}))
+    outputs = OutputFolder(out, writers, {"settings": {}})
     summary = predict_all(predictor, sources, outputs, World(device=predictor.network.device), workers=workers)
     assert summary.done == len(photos), summary
     return len(photos) / (time.perf_counter() - start)

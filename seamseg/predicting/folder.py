@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,18 +26,12 @@ from seamseg.utils.errors import InputError, describe_error
 from seamseg.utils.files import cannot_write, lock_file, make_folder, refuse_url, replacing, write_atomically
 
 LOCK_NAME = ".predictions.lock"
-_FORMAT = 1
 
 Line = dict[str, Any]
 
 
 Done = dict[str, tuple[str, str]]
 """The images that are done, by name: the path relative to the input, and the stamp of the file."""
-
-
-def header(model: str, digest: str, settings: Mapping[str, Any]) -> Line:
-    """Return the first line of a manifest: name and checksum of the model, and all settings that change the outputs."""
-    return {"seamseg_predictions": _FORMAT, "model": model, "sha256": digest, "settings": dict(settings)}
 
 
 def differences(old: Line, new: Line) -> list[str]:
@@ -210,11 +204,6 @@ class OutputFolder:
             for source in sources:
                 if isinstance(source, Source):
                     yield from writer.paths(source)
-
-    def outputs_of(self, source: Source) -> list[str]:
-        """Return the paths of the planned files of an image, relative to the folder."""
-        paths = [path for writer in self.writers for path in writer.paths(source)]
-        return [path.relative_to(self.out).as_posix() for path in paths]
 
     def lines(self) -> Iterator[Line]:
         """Iterate over the lines of the manifest."""

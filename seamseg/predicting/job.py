@@ -304,6 +304,7 @@ class _PredictionLoop:
         for writer in self.folder.writers:
             with errors_of(writer):
                 records.append(writer.write(source, image.rgb, prediction, result))
+        paths = [path for writer in self.folder.writers for path in writer.paths(source)]
         counts = result.counts()
         line = {
             **_identity(source),
@@ -311,7 +312,7 @@ class _PredictionLoop:
             "stamp": stamp,
             "height": image.size[0],
             "width": image.size[1],
-            "outputs": self.folder.outputs_of(source),
+            "outputs": [path.relative_to(self.folder.out).as_posix() for path in paths],
             result.counted: counts,
             "seconds": round(time.perf_counter() - start, 4),
             "records": records,

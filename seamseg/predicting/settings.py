@@ -16,7 +16,7 @@ from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
 from seamseg.inference.results import RESULTS, result_of
-from seamseg.predicting.folder import Line, OutputFolder, header
+from seamseg.predicting.folder import Line, OutputFolder
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers import AnonymizeWriter, formats_of, make_writers
@@ -122,7 +122,12 @@ class PredictSettings:
             "hide": _joined(options.hide),
         }
         named = {flags_of(declared[name])[0][2:].replace("-", "_"): value for name, value in values.items()}
-        return header(str(options.model), digest(self.path), named)
+        return {
+            "seamseg_predictions": 1,
+            "model": str(options.model),
+            "sha256": digest(self.path),
+            "settings": named,
+        }
 
     def _content(self, given: str | Path | None, name: str) -> str | None:
         """Return name and checksum of a file, which may change between two runs, also in the folder of the model."""

@@ -183,7 +183,7 @@ def read_ini(
     parser = configparser.ConfigParser(interpolation=None, delimiters=delimiters, default_section="")
     parser.optionxform = key  # type: ignore[assignment, method-assign]
     try:
-        parser.read_string(text, source)
+        parser.read_string(text, "INI")
     except configparser.Error as error:
         raise InputError(f"{source}: {one_line(error)}") from None
     return {name: dict(parser[name]) for name in parser.sections()}

@@ -12,8 +12,13 @@ from PIL import Image
 
 from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting import folder as folder_module
-from seamseg.predicting.folder import ManifestWriter, OutputFolder, differences, header
+from seamseg.predicting.folder import ManifestWriter, OutputFolder, differences
 from seamseg.utils.errors import InputError, SeamsegError
+
+
+def header(model, digest, settings):
+    return {"seamseg_predictions": 1, "model": model, "sha256": digest, "settings": settings}
+
 
 HEAD = header("model.zip", "ab12", {"format": "coco"})
 
