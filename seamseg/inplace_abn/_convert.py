@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import operator
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from seamseg.inplace_abn._equality import check_equal
-from seamseg.inplace_abn._tracing import IN_PLACE_OPERATORS, Forwards, Network, argument, name_of
+from seamseg.inplace_abn._tracing import Forwards, Network, name_of
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.activation import activate, check_activation
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, has_hooks
@@ -21,28 +20,19 @@ from seamseg.utils.output import warn
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NOT_INVERTIBLE = (nn.ReLU6, nn.Hardtanh, nn.Threshold, nn.RReLU)
 _LAYERS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu"}
-_FUNCTIONS = ("relu", "leaky_relu", "elu", "relu6", "hardtanh", "rrelu", "threshold")
-_PARAMETERS = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
+_PARAMETERS = {"relu": ("", 0.0), "leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
 _SHOWN = 6
 """Layers that an error message names for each reason."""
 
 
-@dataclass(frozen=True)
-class _Following:
-    """The activation that a norm takes over, and the calls that have to change.
-
-    removed : call of the activation
-    total : the sum between norm and activation
-    overwriting : operator that works in place on the output, and has to stop doing so
-    """
+class _Following(NamedTuple):
+    """The activation that a norm takes over, its call, and the call of the sum between norm and activation."""
 
     activation: str = "identity"
     parameter: float = 0.01
     removed: fx.Node | None = None
     total: fx.Node | None = None
-    overwriting: fx.Node | None = None
 
 
 class ResidualABN(InPlaceABN):
@@ -66,10 +56,6 @@ class ResidualABNSync(ResidualABN, InPlaceABNSync):
 
 class _Refused(Exception):
     """A norm cannot be converted; the message is the reason."""
-
-
-class _Kept(Exception):
-    """A norm without an activation stays as it is, since converting it would save nothing."""
 
 
 def convert(
@@ -162,29 +148,32 @@ class _Conversion:
         self._clamp, self._sync = clamp, sync
         self._forwards = Forwards(network)
         self._modules, self._calls = self._forwards.modules, self._forwards.calls
-        self._registered = Counter(id(m) for m in self._modules.values())
-        self._owners = Counter(id(p) for m in network.root.modules() for p in m._parameters.values() if p is not None)
+        self._owners = Counter(id(p) for m in self._modules.values() for p in m._parameters.values() if p is not None)
         self._sums: dict[fx.Node, fx.Node] = {}
-        self._flips: dict[str, tuple[str, Tensor]] = {}
+        self._flips: dict[str, tuple[nn.Module, Tensor]] = {}
 
     def plan(self) -> dict[str, str]:
         """Decide what becomes of each norm; return the reason for each that cannot be converted."""
         reasons: dict[str, str] = {}
         for name, norm in self._modules.items():
-            if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
-                continue
-            try:
-                self.plans[name] = self._plan(name, norm)
-            except _Refused as reason:
-                reasons[name] = str(reason)
-            except _Kept:
-                pass
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+                try:
+                    self.plans[name] = self._plan(name, norm)
+                except _Refused as reason:
+                    reasons[name] = str(reason)
         return reasons
 
     def apply(self) -> None:
         """Replace norms and activations."""
         removed = [plan.removed for plan in self.plans.values() if plan.removed is not None]
         count = Counter(call.meta["module"] for call in removed)
+        for name, plan in self.plans.items():
+            last = plan.removed or next(iter(self._calls[name]), None)
+            if last is not None:
+                self._forwards.out_of_place(last)
+            if plan.total is not None:
+                self._forwards.add_to_norm(self._calls[name][0], plan.total)
+            self._replace(name, plan)
         for call in removed:
             name = call.meta["module"]
             if name is not None and count[name] == len(self._calls[name]):
@@ -192,43 +181,32 @@ class _Conversion:
             else:
                 # a function, or a layer that stays for other calls
                 self._forwards.remove(call)
-        for name, plan in self.plans.items():
-            if plan.overwriting is not None:
-                self._forwards.out_of_place(plan.overwriting)
-            if plan.total is not None:
-                self._forwards.add_to_norm(self._calls[name][0], plan.total)
-            self._replace(name, plan)
         for layer in self.network.root.modules() if self.plans else ():
             if getattr(layer, "inplace", False):  # the output of a norm is needed again
                 layer.inplace = False  # type: ignore[assignment]
         self._forwards.apply()
 
     def _plan(self, name: str, norm: nn.Module) -> _Following:
-        if type(norm) not in _NORMS:
-            raise _Refused(f"{type(norm).__name__} is a class of its own, derived from batch norm")
-        if self._registered[id(norm)] > 1:
-            raise _Refused("the layer is registered under two names")
-        if has_hooks(norm):
-            raise _Refused("the layer has hooks")
-        if any(self._owners[id(p)] > 1 for p in norm.parameters()):
-            raise _Refused("its parameters belong to another layer, too")
+        if type(norm) not in _NORMS or has_hooks(norm):
+            raise _Refused(f"{type(norm).__name__} is a class of its own, derived from batch norm, or has hooks")
+        if self._forwards.registered[id(norm)] > 1 or any(self._owners[id(p)] > 1 for p in norm.parameters()):
+            raise _Refused("the layer has two names, or shares its parameters")
         following = _Following() if norm is self.network.root else self._following(name)
         self._check_scales(name, norm)
         return following
 
     def _following(self, name: str) -> _Following:
         calls = self._calls.get(name, [])
+        if not calls:
+            reason = self._forwards.fixed_around(name) or "no forward uses it"
+            raise _Refused(f"torch.fx finds no call of the layer: {reason}")
         if len(calls) > 1:
             raise _Refused(f"the layer is called {len(calls)} times")
-        node = calls[0] if calls else None
-        reason = self._forwards.fixed_around(name) if node is None else self._forwards.fixed.get(node.meta["owner"])
-        if node is None or reason is not None:
-            raise _Refused(f"torch.fx finds no call of the layer: {reason or 'no forward uses it'}")
-        readers = list(self._forwards.readers(node, always=True))
+        readers = self._forwards.readers(calls[0])
         activation = _activation_of(readers[0], self._modules) if len(readers) == 1 else None
-        if activation is None:
-            return self._with_sum(node) or _Following(overwriting=self._overwriting(node, bare=True))
-        return _Following(*activation, readers[0], None, self._overwriting(readers[0], bare=False))
+        if activation is not None:
+            return _Following(*activation, readers[0])
+        return self._with_sum(calls[0]) or _Following()
 
     def _with_sum(self, node: fx.Node) -> _Following | None:
         """Return what follows a norm at the end of a residual block; None if it is at no such place."""
@@ -240,25 +218,10 @@ class _Conversion:
             activation = _activation_of(last, self._modules)
         except _Refused:
             return None
-        (residual,) = (argument for argument in total.all_input_nodes if argument is not node)
-        if activation is None or any(user is not total for user in self._forwards.overwriting(residual)):
+        # a sum of two norms belongs to the first
+        if activation is None or self._sums.setdefault(total, node) is not node:
             return None
-        if self._sums.setdefault(total, node) is not node:
-            return None
-        return _Following(*activation, last, total, self._overwriting(last, bare=False))
-
-    def _overwriting(self, node: fx.Node, bare: bool) -> fx.Node | None:
-        """Return the operator that overwrites an output and can do without; None if there is none."""
-        overwriting = self._forwards.overwriting(node)
-        if not overwriting:
-            return None
-        user = overwriting[0]
-        if bare:
-            raise _Kept
-        rewritable = user.target in IN_PLACE_OPERATORS and user.meta["owner"] not in self._forwards.fixed
-        if rewritable and list(self._forwards.readers(node)) == [user]:
-            return user
-        raise _Refused(f"its output is changed in place afterwards, by {user.name}")
+        return _Following(*activation, last, total)
 
     def _check_scales(self, name: str, norm: Any) -> None:
         """Require scales that `|weight| + eps` can represent; note those that change sign or are raised."""
@@ -277,24 +240,24 @@ class _Conversion:
             self.clamped.append(name)
         negative = (weight < 0) & ~small
         if negative.any():
-            self._flips[name] = (self._source(name, int(negative.sum())), negative)
+            source = self._source(name)
+            if source is None:
+                raise _Refused(
+                    f"{int(negative.sum())} of its scales are negative, which in-place ABN cannot represent, and its "
+                    "input is not the output of a convolution or linear layer that nothing else reads"
+                )
+            self._flips[name] = source, negative
 
-    def _source(self, name: str, negative: int) -> str:
-        """Return the name of the convolution that only this norm reads, whose output can change its sign."""
-        reason = _Refused(
-            f"{negative} of its scales are negative, which in-place ABN cannot represent, and its input is not the "
-            "output of a convolution or linear layer that nothing else reads"
-        )
+    def _source(self, name: str) -> nn.Module | None:
+        """Return the convolution that only this norm reads, whose output can change its sign; None without one."""
         source = self._calls[name][0].all_input_nodes[0] if self._calls.get(name) else None
         if source is None or source.op != "call_module" or len(source.users) > 1:
-            raise reason
+            return None
         called = source.meta["module"]
         layer = self._modules[called]
-        if type(layer) not in _LINEAR or len(self._calls[called]) > 1 or self._registered[id(layer)] > 1:
-            raise reason
-        if has_hooks(layer) or any(self._owners[id(p)] > 1 for p in layer.parameters()):
-            raise reason
-        return called
+        shared = any(self._owners[id(p)] > 1 for p in layer.parameters())
+        alone = not shared and len(self._calls[called]) == self._forwards.registered[id(layer)] == 1
+        return layer if alone and type(layer) in _LINEAR and not has_hooks(layer) else None
 
     @torch.no_grad()
     def _replace(self, name: str, plan: _Following) -> None:
@@ -302,7 +265,7 @@ class _Conversion:
         if name in self.clamped:
             _clamp(norm)
         if name in self._flips:
-            _flip(norm, self._modules[self._flips[name][0]], self._flips[name][1])
+            _flip(norm, *self._flips[name])
         if norm.weight is not None:
             norm.weight.copy_((norm.weight.double() - norm.eps).clamp(min=0))
         kind: type[InPlaceABN] = InPlaceABN if plan.total is None else ResidualABN
@@ -340,30 +303,26 @@ def _is_sum(node: fx.Node) -> bool:
 
 def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] | None:
     """Return the activation that a call computes, with its parameter; None if it is something else."""
-    parameter: Any = None
     if node.op == "call_module":
         layer = modules[node.meta["module"]]
-        if isinstance(layer, _NOT_INVERTIBLE):
-            raise _Refused(f"{type(layer).__name__} follows, which cannot be inverted")
-        name = _LAYERS.get(type(layer))
-        if name is not None and has_hooks(layer):
-            raise _Refused("the activation after it has hooks")
-        if name in _PARAMETERS:
-            parameter = getattr(layer, _PARAMETERS[name][0])
+        name = None if has_hooks(layer) else _LAYERS.get(type(layer))
+        parameter = getattr(layer, _PARAMETERS[name][0], 0.0) if name is not None else 0.0
     else:
-        called = name_of(node).rstrip("_") if node.op in ("call_function", "call_method") else ""
-        name = called if called in _FUNCTIONS else None
-        if name in _PARAMETERS:
-            parameter = argument(node, _PARAMETERS[name][0], 1, _PARAMETERS[name][1])
+        name = name_of(node).rstrip("_")
+        name = name if name in _PARAMETERS else None
+        parameter = _argument(node, *_PARAMETERS[name]) if name is not None else 0.0
     if name is None:
         return None
     if name == "relu":
         raise _Refused("ReLU follows, which cannot be inverted (relu='leaky_relu:0.01' replaces all of the network)")
-    if name not in _PARAMETERS:
-        raise _Refused(f"{name} follows, which cannot be inverted")
     if not isinstance(parameter, (int, float)) or parameter <= 0:
         raise _Refused(f"{name} with the parameter {parameter} follows, which cannot be inverted")
     return name, float(parameter)
+
+
+def _argument(call: fx.Node, name: str, default: Any) -> Any:
+    """Return the second argument of the call of an activation."""
+    return call.kwargs.get(name, call.args[1] if len(call.args) > 1 else default)
 
 
 def _separate_activations(network: Network) -> None:
@@ -379,12 +338,12 @@ def _parsed(relu: str) -> tuple[str, float]:
     """Return name and parameter of "leaky_relu:0.01"."""
     name, _, parameter = relu.partition(":")
     try:
-        value = float(parameter) if parameter else _PARAMETERS[name][1]
+        value = float(parameter or _PARAMETERS[name][1])
+        if name not in ("leaky_relu", "elu"):
+            raise ValueError(name)
     except (KeyError, ValueError):
         raise ValueError(f"convert: relu must be like 'leaky_relu:0.01' or 'elu:1.0', got {relu!r}") from None
     check_activation("convert: relu", name, value, invertible=True)
-    if name == "identity":
-        raise ValueError(f"convert: relu must be like 'leaky_relu:0.01' or 'elu:1.0', got {relu!r}")
     return name, value
 
 
@@ -396,14 +355,9 @@ def _replace_relu(network: Network, name: str, parameter: float) -> None:
             made = kind(parameter, module.inplace)
             made.training = module.training
             network.replace(place, made)
-    forwards, stay = Forwards(network), []
-    for node in list(forwards.nodes()):
-        if node.op in ("call_function", "call_method") and name_of(node) in ("relu", "relu_"):
-            if (reason := forwards.fixed.get(node.meta["owner"])) is not None:
-                stay.append(reason)
-                continue
-            in_place = name_of(node) == "relu_" or bool(argument(node, "inplace", 1, False))
+    forwards = Forwards(network)
+    for node in forwards.nodes():
+        if name_of(node) in ("relu", "relu_"):
+            in_place = name_of(node) == "relu_" or bool(_argument(node, "inplace", False))
             forwards.call(node, getattr(functional, name), parameter, in_place)
     forwards.apply()
-    if stay:
-        warn(f"convert: calls of relu stay, which cannot be replaced: {'; '.join(dict.fromkeys(stay))}", stacklevel=3)

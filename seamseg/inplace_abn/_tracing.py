@@ -6,7 +6,6 @@ import inspect
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import fx, nn
@@ -42,85 +41,65 @@ class Network:
 
 
 class Forwards:
-    """The graph of each `forward` of a network, in which every module is one call.
+    """The graph of each `forward` of a network that can be rewritten, in which every module is one call.
 
-    modules : by name
+    modules : by name; `registered` counts the names of each by its id
     calls : calls of a module by its name; their `meta` has the names of the called `module` and of the `owner`
-    fixed : reason by name of the module whose forward must not be rewritten; its graph shows who reads what, if there
-        is one
+    fixed : reason by name of the module whose forward cannot be rewritten; its calls are not known
     """
 
     def __init__(self, network: Network) -> None:
         self.modules = dict(network.slots())
+        self.registered = Counter(id(module) for module in self.modules.values())
         self.calls: dict[str, list[fx.Node]] = defaultdict(list)
         self.fixed: dict[str, str] = {}
         self._network = network
         self._graphs: dict[str, fx.Graph] = {}
         self._changed: set[str] = set()
-        self._registered = Counter(id(module) for module in self.modules.values())
         for name, module in self.modules.items():
-            # a module that nothing calls may still be called by a forward around it whose calls are not all known
+            # a module that nothing calls may still be called by a forward around it whose calls are not known
             used = name == "" or name in self.calls or self.fixed_around(name) is not None
             if used and not fx.Tracer().is_leaf_module(module, name) and not isinstance(module, ABN):
                 self._trace(name, module)
 
     def _trace(self, name: str, module: nn.Module) -> None:
         try:
-            graphs = _traced(module)
+            graph = _traced(module)
+            problem = "is registered under two names" if self.registered[id(module)] > 1 else _obstacle(module)
         except Exception as error:
-            problem: str | None = " ".join(str(error).split())[:120] or type(error).__name__
-        else:
-            twice = "is registered under two names" if self._registered[id(module)] > 1 else None
-            problem = twice or _obstacle(module) or ("depends on the training mode" if len(graphs) > 1 else None)
-            self._graphs[name] = graphs[0]
-            self._add_calls(name, graphs)
+            problem = " ".join(str(error).split())[:120] or type(error).__name__
         if problem is not None:
             self.fixed[name] = f"the forward of {name or 'the network'} ({type(module).__name__}) {problem}"
-
-    def _add_calls(self, owner: str, graphs: list[fx.Graph]) -> None:
-        """Add the calls in the graph of a `forward`, and further ones in its other mode."""
-        found: Counter[str] = Counter()
-        for graph in graphs:
-            left, found = found, Counter()
-            for node in graph.nodes:
-                called = f"{owner}.{node.target}".lstrip(".") if node.op == "call_module" else None
-                node.meta["owner"], node.meta["module"] = owner, called
-                if called is not None:
-                    found[called] += 1
-                    if found[called] > left[called]:
-                        self.calls[called].append(node)
+            return
+        self._graphs[name] = graph
+        for node in graph.nodes:
+            called = f"{name}.{node.target}".lstrip(".") if node.op == "call_module" else None
+            node.meta["owner"], node.meta["module"] = name, called
+            if called is not None:
+                self.calls[called].append(node)
 
     def fixed_around(self, name: str) -> str | None:
-        """Return the reason of the innermost module around another that must not be rewritten; None without one."""
+        """Return the reason of the innermost module around another that cannot be rewritten; None without one."""
         outer = name.split(".")[:-1]
         names = (".".join(outer[:length]) for length in range(len(outer), -1, -1))
         return next((self.fixed[name] for name in names if name in self.fixed), None)
 
-    def nodes(self) -> Iterator[fx.Node]:
-        """Yield the nodes of all graphs."""
-        for graph in self._graphs.values():
-            yield from graph.nodes
+    def nodes(self) -> list[fx.Node]:
+        """Return the nodes of all graphs."""
+        return [node for graph in self._graphs.values() for node in graph.nodes]
 
-    def readers(self, node: fx.Node, always: bool = False) -> dict[fx.Node, fx.Node]:
-        """Return the nodes that read a result, and by which node, beyond `nn.Identity` and the end of a `forward`.
-
-        With `always`, not beyond a forward in :attr:`fixed`, whose other calls may read something else.
-        """
-        found: dict[fx.Node, fx.Node] = {}
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that read a result, beyond `nn.Identity` and the end of a `forward`."""
+        found = []
         for user in node.users:
-            further = user if self._is_identity(user) else None
+            further = [user] if user.op == "call_module" and self._is_identity(user) else []
             if user.op == "output" and user.args[0] is node and len(self.calls[user.meta["owner"]]) == 1:
-                (call,) = self.calls[user.meta["owner"]]
-                further = None if always and call.meta["owner"] in self.fixed else call
-            found |= {user: node} if further is None else self.readers(further, always)
+                further = self.calls[user.meta["owner"]]
+            found += self.readers(further[0]) if further else [user]
         return found
 
     def _is_identity(self, node: fx.Node) -> bool:
-        return node.op == "call_module" and type(self.modules[node.meta["module"]]) is nn.Identity
-
-    def overwriting(self, node: fx.Node) -> list[fx.Node]:
-        """Return the functions and methods that overwrite the result of a call; not layers, see :func:`convert`."""
-        return [user for user, read in self.readers(node).items() if _overwrites(user, read)]
+        return type(self.modules[node.meta["module"]]) is nn.Identity
 
     def remove(self, node: fx.Node) -> None:
         """Replace the result of a call by its input."""
@@ -136,13 +115,16 @@ class Forwards:
         (other,) = (argument for argument in total.args if argument is not norm)
         with total.graph.inserting_before(total):
             new = total.graph.call_module(str(norm.target), (*norm.args, other), norm.kwargs)
+        new.meta = norm.meta
         self._replace(total, new)
         norm.graph.erase_node(norm)
 
     def out_of_place(self, node: fx.Node) -> None:
-        """Make an operator as `x += y` return a new tensor."""
-        self._changed.add(node.meta["owner"])
-        node.target = IN_PLACE_OPERATORS[node.target]  # type: ignore[index]
+        """Make an operator as `y += x` return a new tensor, if it alone reads the result of a call, `y`."""
+        for user in self.readers(node)[:1]:
+            if len(node.users) == 1 and user.target in IN_PLACE_OPERATORS and user.args[1] is not node:
+                self._changed.add(user.meta["owner"])
+                user.target = IN_PLACE_OPERATORS[user.target]  # type: ignore[index]
 
     def _replace(self, node: fx.Node, new: fx.Node) -> None:
         self._changed.add(node.meta["owner"])
@@ -157,13 +139,20 @@ class Forwards:
             self._network.replace(name, _with_graph(owner, self._graphs[name]))
 
 
-def _traced(module: nn.Module) -> list[fx.Graph]:
-    """Return the graph of a `forward` in training mode, and in evaluation mode if it is another one; or an error."""
-    graphs = []
-    for training in (True, False):
-        with _mode(module, training):
+def _traced(module: nn.Module) -> fx.Graph:
+    """Return the graph of a `forward`; an error if it is another one in the other mode."""
+    modes, graphs = [(m, m.training) for m in module.modules()], []
+    try:
+        for training in (True, False):
+            for m, _ in modes:
+                m.training = training
             graphs.append(_Tracer().trace(module))
-    return graphs[: 1 if str(graphs[0]) == str(graphs[1]) else 2]
+    finally:
+        for m, value in modes:
+            m.training = value
+    if str(graphs[0]) != str(graphs[1]):
+        raise ValueError("depends on the training mode")
+    return graphs[0]
 
 
 def _obstacle(module: nn.Module) -> str | None:
@@ -195,33 +184,9 @@ class _Tracer(fx.Tracer):
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the name of the function or method that a node calls."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-def _overwrites(user: fx.Node, node: fx.Node) -> bool:
-    if user.op not in ("call_function", "call_method"):
-        return False
-    if user.kwargs.get("out") is node:
-        return True
-    if node not in (user.args[:1] or tuple(user.kwargs.values())[:1]):
-        return False
-    name = name_of(user)
-    if user.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")) or name == "setitem":
-        return True
-    return user.op == "call_function" and bool(argument(user, "inplace", None, False))
-
-
-def argument(call: fx.Node, name: str, position: int | None, default: Any) -> Any:
-    """Return an argument of a call; `position` is for functions without a signature that Python can read."""
-    try:
-        bound = inspect.signature(call.target).bind(*call.args, **call.kwargs)  # type: ignore[arg-type]
-        value = bound.arguments.get(name)
-    except (TypeError, ValueError):
-        value = call.kwargs.get(name)
-    if value is None and position is not None and len(call.args) > position:
-        value = call.args[position]
-    return default if value is None else value
+    """Return the name of the function or method that a node calls; empty for other nodes."""
+    called = node.target if node.op in ("call_function", "call_method") else ""
+    return called if isinstance(called, str) else getattr(called, "__name__", "")
 
 
 def _with_graph(owner: nn.Module, graph: fx.Graph) -> fx.GraphModule:
@@ -232,16 +197,3 @@ def _with_graph(owner: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     made._parameters, made._buffers = dict(owner._parameters), dict(owner._buffers)
     made.training = owner.training
     return made
-
-
-@contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Set the mode of all modules inside a module, and restore it."""
-    before = [(m, m.training) for m in module.modules()]
-    try:
-        for m, _ in before:
-            m.training = training
-        yield
-    finally:
-        for m, value in before:
-            m.training = value

@@ -118,15 +118,6 @@ def test_refused():
         to_batchnorm(nn.Sequential(nn.Conv2d(3, 3, 1), hooked))
 
 
-def test_differences_are_found():
-    class ByName(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x) * (1 if hasattr(self[0], "activation") else 2)
-
-    with pytest.raises(ValueError, match="to_batchnorm: in training mode output 0 differs by 1"):
-        to_batchnorm(ByName(InPlaceABN(3)), example=torch.randn(2, 3, 4, 4))
-
-
 @pytest.mark.parametrize("mode", ["bn", "syncbn"])
 def test_panoptic_network(mode):
     torch.manual_seed(0)
