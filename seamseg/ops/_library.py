@@ -28,10 +28,6 @@ _kernels: dict[str, str] = {}
 
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-"""The integer dtypes that the kernels support."""
-
-
 # the file is a list of string literals in C++ and in Python
 _schemas: list[str] = ast.literal_eval(f"[{Path(__file__).with_name('schemas.inc').read_text()}]")
 SCHEMAS = {schema.partition("(")[0]: schema for schema in _schemas}
@@ -65,31 +61,36 @@ def forbid_second_derivative(name: str) -> None:
     differentiate(name, refuse, lambda ctx, inputs, output: None)
 
 
-def differentiable_once(
-    unpack: Callable[[Any], tuple[Any, ...]] = lambda ctx: ctx.saved_tensors,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate `backward(ctx, saved, *gradients)` of an autograd function: a second derivative is an error.
 
     `torch.autograd.function.once_differentiable` cuts the graph between gradients and inputs instead, and
     `torch.autograd.grad` of something before the function then leaves out a part of the sum, without an error.
-    `unpack` returns the tensors that the forward pass saved; through them the graph leads to each input.
+    `saved` are the tensors that the forward pass saved; through them the graph leads to each input.
     """
+    name = backward.__qualname__.partition(".")[0].strip("_")
 
-    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
-        name = backward.__qualname__.partition(".")[0].strip("_")
+    @wraps(backward)
+    def run(ctx: Any, *gradients: Tensor) -> Any:
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                # an error of a part that is recomputed
+                raise
+            raise RuntimeError(
+                f"{name}: its output, or what it was computed with (residual, weight, bias), was changed in place "
+                "before the backward pass, which recovers the input from them. "
+                "Let no in-place operation follow the layer: nn.ReLU(inplace=False) instead of True, `y = y + x` "
+                f"instead of `y += x`; or give the activation to the layer itself. ({error})"
+            ) from error
+        with torch.no_grad():
+            found = backward(ctx, saved, *gradients)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return found
+        return _NoSecondDerivative.apply(name, found, *gradients, *saved)
 
-        @wraps(backward)
-        def run(ctx: Any, *gradients: Tensor) -> Any:
-            saved = unpack(ctx)
-            with torch.no_grad():
-                found = backward(ctx, saved, *gradients)
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-                return found
-            return _NoSecondDerivative.apply(name, found, *gradients, *saved)
-
-        return run
-
-    return decorate
+    return run
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -140,13 +141,7 @@ def _load_kernels() -> None:
         _kernels["GPU"] = load_failure("_C_cuda", error)
     # Listing the GPUs would initialise CUDA: at import that costs every process that computes on the CPU time and
     # memory, and processes forked later could not use a GPU. torch compares its own architectures in the same hook.
-    # The name is private; without it the comparison is made here.
-    getattr(torch.cuda, "_lazy_call", _call_if_available)(_load_cuda_kernels)
-
-
-def _call_if_available(call: Callable[[], None]) -> None:
-    if torch.cuda.is_available():
-        call()
+    torch.cuda._lazy_call(_load_cuda_kernels)
 
 
 def _load_cuda_kernels() -> None:
@@ -188,13 +183,6 @@ def check_boxes(op: str, name: str, boxes: Tensor, dims: int | None = 2) -> None
     if boxes.dim() == 0 or boxes.shape[-1] != 4 or (dims is not None and boxes.dim() != dims):
         shape = "N x 4" if dims == 2 else "... x 4"
         raise ValueError(f"{op}: {name} must be {shape}, got {describe(boxes)}")
-
-
-def check_same_device(op: str, **tensors: Tensor) -> None:
-    """Raise ValueError unless all tensors are on one device."""
-    if len({t.device for t in tensors.values()}) > 1:
-        devices = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
-        raise ValueError(f"{op}: arguments must be on one device, got {devices}")
 
 
 def describe(value: object) -> str:

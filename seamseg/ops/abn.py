@@ -181,23 +181,6 @@ def check_input(
             raise ValueError(f"{op}: {name} must hold one number a channel ({x.shape[1]}), got {describe(vector)}")
 
 
-def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
-    """Return the tensors saved by the forward pass; an error if one of them was changed in place."""
-    try:
-        saved: tuple[Any, ...] = ctx.saved_tensors
-        return saved
-    except RuntimeError as error:
-        if "inplace operation" not in str(error):
-            # an error of a part that is recomputed
-            raise
-        raise RuntimeError(
-            "InPlaceABN: its output, or what it was computed with (residual, weight, bias), was changed in place "
-            "before the backward pass, which recovers the input from them. "
-            "Let no in-place operation follow the layer: nn.ReLU(inplace=False) instead of True, `y = y + x` instead "
-            f"of `y += x`; or give the activation to the layer itself. ({error})"
-        ) from error
-
-
 class _InPlaceABN(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -218,7 +201,7 @@ class _InPlaceABN(torch.autograd.Function):
         return y
 
     @staticmethod
-    @differentiable_once(saved_for_backward)
+    @differentiable_once
     def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
         y, residual, weight, bias, mean, invstd, total = saved
         statistics = ChannelStatistics(mean, invstd, total, count_of(y))

@@ -61,7 +61,7 @@ class _DeferScaleGradient(torch.autograd.Function):
         return kernel.view_as(kernel), deferred
 
     @staticmethod
-    @differentiable_once()
+    @differentiable_once
     def backward(
         ctx: Any, saved: tuple[Tensor], dkernel: Tensor, dweight: Tensor
     ) -> tuple[Tensor, Tensor | None, None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops._library import describe, differentiable_once
+from seamseg.ops._library import differentiable_once
 from seamseg.ops.abn import (
     ChannelStatistics,
     Norm,
@@ -22,7 +22,6 @@ from seamseg.ops.abn import (
     dense,
     gradients,
     normalise,
-    saved_for_backward,
     transform,
 )
 from seamseg.ops.abn_kernel_gradient import defer_scale_gradient, scale_gradient
@@ -58,11 +57,6 @@ def inplace_abn_projection(
     `weight`, `bias`, `norm` and `deferred` belong to the last norm of the branch, whose activation follows the sum.
     """
     kernel, stride, projection_weight, projection_bias, projection_norm = projection
-    if kernel.shape != (x.shape[1], shortcut.shape[1], 1, 1):
-        raise ValueError(
-            f"inplace_abn_projection: projection must be {x.shape[1]} x {shortcut.shape[1]} x 1 x 1, got "
-            f"{describe(kernel)}"
-        )
     tensors = (x, weight, bias, shortcut, kernel, projection_weight, projection_bias)
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():
@@ -106,7 +100,7 @@ class _ProjectionSum(torch.autograd.Function):
         return y
 
     @staticmethod
-    @differentiable_once(saved_for_backward)
+    @differentiable_once
     def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
         norm, projection_norm, stride, deferred = ctx.settings
         y, weight, bias, shortcut, projection, projection_weight, projection_bias = saved[:7]

@@ -24,62 +24,49 @@ from seamseg.ops.abn_steps import abn_statistics
 T = TypeVar("T")
 
 
-class _StatisticsCache:
-    """Statistics of the norms of a part in its first run, in order; `position` is the next entry of a later run."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.position: int | None = None
-
-
 class _Run(AbstractContextManager[None]):
-    """The first run of a part, or a recomputation: one for each backward pass through the same graph, in any thread."""
+    """The first run of a part, or a recomputation: one for each backward pass through the same graph, in any thread.
 
-    def __init__(self, cache: _StatisticsCache, recompute: bool) -> None:
-        self._cache = cache
-        self._recompute = recompute
+    `statistics` are those of the norms in the first run, in order; `left` those that a recomputation has not used.
+    """
+
+    def __init__(self, statistics: list[Any], recompute: bool) -> None:
+        self.statistics = statistics
+        self.recompute = recompute
 
     def __enter__(self) -> None:
-        self._outer = getattr(_state, "cache", None)
-        self._cache.position = 0 if self._recompute else None
-        _state.cache = self._cache
+        self.left = iter(self.statistics)
+        self._outer = getattr(_state, "run", None)
+        _state.run = self
 
     def __exit__(self, *error: Any) -> None:
-        _state.cache = self._outer
+        _state.run = self._outer
 
 
 _state = threading.local()
-"""`cache` of the part that this thread is running. The backward pass has threads of its own."""
+"""`run` of the part that this thread is running. The backward pass has threads of its own."""
 _in_compiled_part = False
 """Whether a checkpointed part is being compiled; a plain variable, which the compiler can follow."""
 
 
 def recomputing() -> bool:
     """Return whether a part is being recomputed: its layers have counted this batch before."""
-    if torch.compiler.is_compiling():
-        return False
-    cache = getattr(_state, "cache", None)
-    return cache is not None and cache.position is not None
+    run = None if torch.compiler.is_compiling() else getattr(_state, "run", None)
+    return run is not None and run.recompute
 
 
 def cached_statistics(compute: Callable[..., T], *arguments: Any) -> T:
     """Return `compute(*arguments)`, in a recomputation the value of the first run."""
-    if torch.compiler.is_compiling():
+    run: _Run | None = None if torch.compiler.is_compiling() else getattr(_state, "run", None)
+    if run is None:
         return compute(*arguments)
-    cache: _StatisticsCache | None = getattr(_state, "cache", None)
-    if cache is None:
-        return compute(*arguments)
-    if cache.position is None:
-        value = compute(*arguments)
-        cache.values.append(value)
+    if not run.recompute:
+        run.statistics.append(compute(*arguments))
+        value: T = run.statistics[-1]
         return value
-    if cache.position == len(cache.values):
-        raise RuntimeError(
-            f"checkpointing: a part of the network ran {cache.position} norm layers in the forward pass and more in "
-            "the backward pass; it must do the same each time"
-        )
-    cache.position += 1
-    first: T = cache.values[cache.position - 1]
+    first: T | None = next(run.left, None)
+    if first is None:
+        raise RuntimeError("checkpointing: a part of the network ran more norms in the backward pass than before")
     return first
 
 
@@ -110,7 +97,7 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
 def _can_recompute() -> bool:
     if not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return False
-    return not _in_compiled_part if torch.compiler.is_compiling() else getattr(_state, "cache", None) is None
+    return not _in_compiled_part if torch.compiler.is_compiling() else getattr(_state, "run", None) is None
 
 
 def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
@@ -120,5 +107,5 @@ def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: An
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    cache = _StatisticsCache()
-    return _Run(cache, recompute=False), _Run(cache, recompute=True)
+    statistics: list[Any] = []
+    return _Run(statistics, recompute=False), _Run(statistics, recompute=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops._library import describe, differentiable_once
+from seamseg.ops._library import differentiable_once
 from seamseg.ops.abn import (
     ChannelStatistics,
     Norm,
@@ -23,7 +23,6 @@ from seamseg.ops.abn import (
     bias_of,
     dense,
     gradient_sums,
-    saved_for_backward,
     transform,
 )
 from seamseg.ops.abn_kernel_gradient import scale_gradient
@@ -43,10 +42,6 @@ def upsample_abn_rows(
     Map `N x C x h x w` (channels last is fastest) with a kernel `C x D x 2 x 2` to `P x D x 2h x 2w`; `rows` are int64
     `P`, no row twice. The norm must not have frozen statistics.
     """
-    if x.dim() != 4 or kernel.dim() != 4 or kernel.shape[0] != x.shape[1] or kernel.shape[2:] != (2, 2):
-        raise ValueError(
-            f"upsample_abn_rows: expected N x C x h x w and C x D x 2 x 2, got {describe(x)}, {describe(kernel)}"
-        )
     if not norm.training:
         raise ValueError("upsample_abn_rows: statistics are frozen, select the rows before the convolution instead")
     y: Tensor = _UpsampleABN.apply(x, rows, kernel, weight, bias, norm)
@@ -74,7 +69,7 @@ class _UpsampleABN(torch.autograd.Function):
         return y
 
     @staticmethod
-    @differentiable_once(saved_for_backward)
+    @differentiable_once
     def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total = saved
         norm, pixels, taps = ctx.norm, _pixels(x), _taps(kernel, x)

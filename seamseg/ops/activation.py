@@ -45,8 +45,6 @@ def deactivate(y: Tensor, activation: str, param: float) -> Tensor:
 
     A saturated elu (`y = -alpha`) gives a large finite `z`; its gradient is 0 there, so it has no effect.
     """
-    if activation in ("leaky_relu", "elu") and param == 0:
-        raise ValueError(f"{activation} with parameter 0 cannot be inverted")
     if activation == "leaky_relu":
         return functional.leaky_relu(y, 1 / param)
     if activation == "elu":

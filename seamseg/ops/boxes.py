@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops._library import (
-    check_boxes,
-    check_same_device,
-    define,
-    describe,
-    differentiate,
-    forbid_second_derivative,
-)
+from seamseg.ops._library import check_boxes, define, describe, differentiate, forbid_second_derivative
 from seamseg.ops.reference import boxes as reference
 from seamseg.ops.reference import widened
 
@@ -59,7 +52,6 @@ def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _pair(op: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     check_boxes(op, "a", a)
     check_boxes(op, "b", b)
-    check_same_device(op, a=a, b=b)
     dtype = torch.promote_types(a.dtype, b.dtype)
     return a.to(dtype), b.to(dtype)
 
@@ -78,7 +70,6 @@ def encode_boxes(anchors: Tensor, targets: Tensor) -> Tensor:
     """
     check_boxes("encode_boxes", "anchors", anchors, dims=None)
     check_boxes("encode_boxes", "targets", targets, dims=None)
-    check_same_device("encode_boxes", anchors=anchors, targets=targets)
     size0 = (anchors[..., 2:] - anchors[..., :2]).clamp(min=MIN_ANCHOR_SIDE)
     size1 = targets[..., 2:] - targets[..., :2]
     centre0 = (anchors[..., :2] + anchors[..., 2:]) / 2
@@ -94,7 +85,6 @@ def decode_boxes(boxes: Tensor, codes: Tensor) -> Tensor:
     """
     check_boxes("decode_boxes", "boxes", boxes, dims=None)
     check_boxes("decode_boxes", "codes", codes, dims=None)
-    check_same_device("decode_boxes", boxes=boxes, codes=codes)
     size0 = boxes[..., 2:] - boxes[..., :2]
     centre0 = (boxes[..., :2] + boxes[..., 2:]) / 2
     centre = centre0 + codes[..., :2] * size0
@@ -125,7 +115,6 @@ def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     check_boxes("crowd_overlap", "boxes", boxes)
     if crowd_mask.dim() != 2 or crowd_mask.is_floating_point() or crowd_mask.is_complex():
         raise ValueError(f"crowd_overlap: crowd_mask must be a bool or integer H x W, got {describe(crowd_mask)}")
-    check_same_device("crowd_overlap", boxes=boxes, crowd_mask=crowd_mask)
     wide = widened(boxes)
     return (_crowd_count(wide.detach(), crowd_mask).to(wide.dtype) / box_area(wide)).to(boxes.dtype)
 

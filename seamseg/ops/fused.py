@@ -122,11 +122,6 @@ class FusedConv2d(_Fused):
         y = op._convolution_pointwise(x, *settings, *unary)
         return self._activate(y) if unary[0] == "none" else y
 
-    def extra_repr(self) -> str:
-        """Return the options for `repr`."""
-        o, i, *kernel = self.weight.shape
-        return f"{i * self.groups}, {o}, {kernel}, stride={self.stride}, {self.activation}({self.activation_param})"
-
 
 class FusedLinear(_Fused):
     """`act(x weight^T + bias)`, for inference only: weight `O x I` and bias `O` have no gradient."""
@@ -147,11 +142,6 @@ class FusedLinear(_Fused):
         unary = self._unary()
         y = op._linear_pointwise(x, packs[0], self.bias, *unary)
         return self._activate(y) if unary[0] == "none" else y
-
-    def extra_repr(self) -> str:
-        """Return the options for `repr`."""
-        o, i = self.weight.shape
-        return f"{i}, {o}, {self.activation}({self.activation_param})"
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import INTEGERS, check_same_device, define, describe
+from seamseg.ops._library import define
 from seamseg.ops.reference import labels as plain
-
-_MAX_LABELS = 1 << 24
 
 
 def extract_boxes(id_map: Tensor, n: int) -> Tensor:
@@ -23,24 +21,14 @@ def extract_boxes(id_map: Tensor, n: int) -> Tensor:
     -------
     `n x 4` float32, -1 in the row of an id that is absent
     """
-    if not isinstance(id_map, Tensor) or id_map.is_floating_point() or id_map.dim() not in (2, 3):
-        raise ValueError(f"extract_boxes: id_map must be an integer H x W or L x H x W, got {describe(id_map)}")
-    if n < 0:
-        raise ValueError(f"extract_boxes: n must not be negative, got {n}")
     return _extract_boxes(id_map, n)
 
 
 def count_labels(labels: Tensor, n: int, id_map: Tensor | None = None) -> Tensor:
-    """Count the pixels of each of the labels `0 .. n-1`, int64 `n`.
+    """Count the pixels of each of the labels `0 .. n-1`, int64 `n`, of which there are at most 2^24.
 
     With an `id_map` of the same shape only pixels where it is 0 are counted.
     """
-    _check_integers("count_labels", "labels", labels)
-    if not 0 <= n <= _MAX_LABELS:
-        raise ValueError(f"count_labels: n must be 0 to {_MAX_LABELS}, got {n}")
-    if id_map is not None:
-        _check_integers("count_labels", "id_map", id_map)
-        _check_same_map("count_labels", id_map, labels)
     return _count_labels(labels, n, id_map)
 
 
@@ -50,24 +38,7 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     `ids`, `n` int64, has the id of each label, 0 for none; labels without an entry have none. They must fit the type of
     `id_map`, which is not checked, as the host would wait for a GPU.
     """
-    _check_integers("fill_free", "id_map", id_map)
-    _check_integers("fill_free", "labels", labels)
-    _check_same_map("fill_free", id_map, labels)
-    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
-        raise ValueError(f"fill_free: ids must be n int64, got {describe(ids)}")
-    check_same_device("fill_free", id_map=id_map, ids=ids)
     _fill_free(id_map, labels, ids)
-
-
-def _check_integers(op: str, name: str, value: Tensor) -> None:
-    if not isinstance(value, Tensor) or value.dtype not in INTEGERS:
-        raise TypeError(f"{op}: {name} must be an integer tensor, got {describe(value)}")
-
-
-def _check_same_map(op: str, id_map: Tensor, labels: Tensor) -> None:
-    if id_map.shape != labels.shape:
-        raise ValueError(f"{op}: id_map must have the shape of labels, got {describe(id_map)} and {describe(labels)}")
-    check_same_device(op, id_map=id_map, labels=labels)
 
 
 _count_labels = define(

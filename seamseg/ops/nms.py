@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import check_boxes, check_same_device, define, describe
+from seamseg.ops._library import define
 from seamseg.ops.reference import nms as reference
 
 
@@ -28,7 +28,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, gr
     `K` int64 indices of the kept boxes, by decreasing score. On a GPU the host waits for their number: see
     :func:`nms_fixed`.
     """
-    return _nms(*_checked("nms", boxes, scores, groups, iou_threshold, n_max))
+    return _nms(*_converted(boxes, scores, groups, iou_threshold, n_max))
 
 
 def nms_fixed(
@@ -39,24 +39,14 @@ def nms_fixed(
     Return int64 indices of the kept boxes by decreasing score, then -1, `min(n_max, N)` of them if there is a limit and
     no groups, else `N`; and the number of kept boxes, an int64 scalar.
     """
-    return _nms_fixed(*_checked("nms_fixed", boxes, scores, groups, iou_threshold, n_max))
+    return _nms_fixed(*_converted(boxes, scores, groups, iou_threshold, n_max))
 
 
-def _checked(
-    op: str, boxes: Tensor, scores: Tensor, groups: Tensor | None, iou_threshold: float, n_max: int
+def _converted(
+    boxes: Tensor, scores: Tensor, groups: Tensor | None, iou_threshold: float, n_max: int
 ) -> tuple[Tensor, Tensor, float, int, Tensor | None]:
-    check_boxes(op, "boxes", boxes)
-    count = boxes.shape[0]
-    if scores.shape != (count,):
-        raise ValueError(f"{op}: scores must have one entry for each of {count} boxes, got {describe(scores)}")
-    check_same_device(op, boxes=boxes, scores=scores)
-    if groups is not None:
-        if groups.shape != (count,) or groups.is_floating_point():
-            raise ValueError(f"{op}: groups must be {count} integers, got {describe(groups)}")
-        check_same_device(op, boxes=boxes, groups=groups)
-        groups = groups.to(torch.int64)
     scores = scores.detach() if scores.is_floating_point() else scores.double()
-    return boxes.detach(), scores, float(iou_threshold), n_max, groups
+    return boxes.detach(), scores, float(iou_threshold), n_max, None if groups is None else groups.to(torch.int64)
 
 
 def _fake_fixed(

@@ -178,13 +178,9 @@ class InPlaceABN(ABN):
     ) -> Tensor:
         """Compute `activation(norm(x) + shortcut_norm(convolution(shortcut)))`, keeping only the result and `shortcut`.
 
-        The convolution must be 1x1 without bias. The activations of the two layers are not applied. `deferred`, of the
-        branch, as from :meth:`convolve`.
+        The convolution must be 1x1 without bias, padding and groups. The activations of the two layers are not applied.
+        `deferred`, of the branch, as from :meth:`convolve`.
         """
-        if convolution.bias is not None or any(convolution.padding) or convolution.groups != 1:
-            raise ValueError(
-                f"InPlaceABN: the projection must be 1x1, without bias, padding or groups, got {convolution}"
-            )
         vertical, horizontal = convolution.stride
         return inplace_abn_projection(
             x,
@@ -389,10 +385,6 @@ class ActivatedGroupNorm(nn.GroupNorm):
         y = functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         return activate_(y, self.activation, self.activation_param)
 
-    def extra_repr(self) -> str:
-        """Return the options for `repr`."""
-        return f"{super().extra_repr()}, {self.activation}({self.activation_param})"
-
 
 class ActivatedIdentity(nn.Module):
     """No normalisation, only the activation (normalization mode "off"); no state."""
@@ -407,10 +399,6 @@ class ActivatedIdentity(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x ...` to the same shape."""
         return activate(x, self.activation, self.activation_param)
-
-    def extra_repr(self) -> str:
-        """Return the options for `repr`."""
-        return f"{self.num_features}, {self.activation}({self.activation_param})"
 
 
 def set_group(module: nn.Module, group: distributed.ProcessGroup | None) -> None:

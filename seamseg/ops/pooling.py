@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops._library import define, describe, differentiate
+from seamseg.ops._library import define, differentiate
 from seamseg.ops.reference import pooling as plain
 from seamseg.ops.reference.pooling import memory_format
 
@@ -24,10 +24,6 @@ def box_filter_pool(x: Tensor, window: tuple[int, int]) -> Tensor:
     large values elsewhere cause no rounding error, as they would in a running sum. Map `N x C x H x W` to the same
     shape and memory format; half precision is summed in float32. The window is (height, width).
     """
-    if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point() or 0 in x.shape[2:]:
-        raise ValueError(f"box_filter_pool: x must be floating N x C x H x W with pixels, got {describe(x)}")
-    if min(window) < 1:
-        raise ValueError(f"box_filter_pool: window must be positive, got {tuple(window)}")
     return _box_filter_pool(x, window[0], window[1])
 
 
@@ -57,62 +53,46 @@ differentiate("box_filter_pool_backward", _backward_backward, _setup_context)
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """Max pooling that keeps one byte for each maximum for the backward pass: its place in the window.
+    """3x3 max pooling, padded by 1, that keeps a byte for each maximum for the backward pass: its place in the window.
 
-    torch keeps the input and an int64 index. Values, gradients and constructor are the same; windows of more than 256
-    cells are pooled by torch.
+    torch keeps the input and an int64 index. Values and gradients are the same.
     """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__(3, stride, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x H x W` to `N x C x h x w`."""
-        window = [_pair(value) for value in (self.kernel_size, self.stride, self.padding, self.dilation)]
-        (height, width), *_, dilation = window
         tracked = torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
-        small = x.dim() == 4 and height * width <= 256 and width <= x.shape[3]
-        if not tracked or not small or dilation != [1, 1] or self.return_indices:
-            y: Tensor = super().forward(x)
-            return y
-        y = _MaxPool.apply(x, *window[:3], self.ceil_mode)
+        y: Tensor = _MaxPool.apply(x, self.stride) if tracked and x.shape[3] >= 3 else super().forward(x)
         return y
-
-
-def _pair(value: int | tuple[int, ...]) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool
-    ) -> Tensor:
-        y, index = functional.max_pool2d_with_indices(x, kernel, stride, padding, ceil_mode=ceil_mode)
-        ctx.options = kernel, stride, padding, [1, 1], ceil_mode
-        ctx.shape, ctx.format = x.shape, memory_format(x)
-        # index = (top + i) W + left + j; the place is i k + j
-        height, width = kernel
-        inside = index.sub_(_first_cells(y, x.shape[3], stride, padding))
+    def forward(ctx: Any, x: Tensor, stride: int) -> Tensor:
+        y, index = functional.max_pool2d_with_indices(x, [3, 3], [stride, stride], [1, 1])
+        ctx.stride, ctx.shape, ctx.format = stride, x.shape, memory_format(x)
+        # index = (top + i) W + left + j; the place is 3 i + j
+        inside = index.sub_(_first_cells(y, x.shape[3], stride))
         place = inside.to(torch.uint8)
-        for i in range(1, height):
-            place.add_(inside >= i * x.shape[3], alpha=(width - x.shape[3]) % 256)
+        for i in (1, 2):
+            place.add_(inside >= i * x.shape[3], alpha=(3 - x.shape[3]) % 256)
         ctx.save_for_backward(place)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (place,) = ctx.saved_tensors
-        (height, width), stride, padding, *_ = ctx.options
-        row = sum((place >= i * width).to(torch.uint8) for i in range(1, height))
-        index = place + _first_cells(dy, ctx.shape[3], stride, padding)
-        if height > 1:
-            index.add_(row, alpha=ctx.shape[3] - width)
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (place,), stride, width = ctx.saved_tensors, ctx.stride, ctx.shape[3]
+        row = (place >= 3).to(torch.uint8) + (place >= 6).to(torch.uint8)
+        index = (place + _first_cells(dy, width, stride)).add_(row, alpha=width - 3)
         like = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=ctx.format)
-        dx = torch.ops.aten.max_pool2d_with_indices_backward(dy, like, *ctx.options, index)
-        return dx, None, None, None, None
+        options = [3, 3], [stride, stride], [1, 1], [1, 1], False
+        dx: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(dy, like, *options, index)
+        return dx, None
 
 
-def _first_cells(y: Tensor, width: int, stride: list[int], padding: list[int]) -> Tensor:
+def _first_cells(y: Tensor, width: int, stride: int) -> Tensor:
     """Return `top * width + left` of the window of each cell of `y`: `h x w`."""
-    top, left = (
-        torch.arange(size, device=y.device) * step - pad for size, step, pad in zip(y.shape[2:], stride, padding)
-    )
+    top, left = (torch.arange(size, device=y.device) * stride - 1 for size in y.shape[2:])
     return top[:, None] * width + left

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import check_boxes, check_same_device, define, describe, differentiate
+from seamseg.ops._library import define, differentiate
 from seamseg.ops.reference import roi_sampling as plain
 from seamseg.ops.reference import widened
 
@@ -41,14 +41,11 @@ def roi_sampling(
     the map a sample is the nearest pixel (padding "border") or 0 ("zero"). With `valid_mask` the second result says
     which samples lie inside `[0, H) x [0, W)`: bool `K x h x w`.
     """
-    _check("roi_sampling", x, boxes, index, out_size)
     if interpolation not in ("bilinear", "nearest") or padding not in ("border", "zero"):
         raise ValueError(
             f"roi_sampling: interpolation must be bilinear or nearest, padding border or zero, "
             f"got {interpolation!r}, {padding!r}"
         )
-    if interpolation == "bilinear" and not x.is_floating_point():
-        raise TypeError(f"roi_sampling: bilinear needs a floating x, got {describe(x)}; use nearest")
     boxes = widened(boxes.detach())
     height, width = out_size
     nearest, zero = interpolation == "nearest", padding == "zero"
@@ -79,34 +76,8 @@ def roi_features(
     -------
     `K x C x h x w`, channels last; K may be 0
     """
-    if not levels:
-        raise ValueError("roi_features: levels is empty, expected at least one feature map")
-    for x in levels:
-        _check("roi_features", x, boxes, index, out_size)
-        if x.dtype != levels[0].dtype or x.shape[1] != levels[0].shape[1]:
-            raise ValueError(
-                f"roi_features: levels must have one dtype and number of channels, got {describe(levels[0])} and "
-                f"{describe(x)}"
-            )
-        if not x.is_floating_point():
-            raise TypeError(f"roi_features: levels must be floating, got {describe(x)}")
-    if level.shape != index.shape or level.is_floating_point():
-        raise ValueError(f"roi_features: level must be {boxes.shape[0]} integers, got {describe(level)}")
-    if min(padded_size) < 1:
-        raise ValueError(f"roi_features: padded_size must be positive, got {tuple(padded_size)}")
     boxes = widened(boxes.detach())
     return _roi_sampling(list(levels), boxes, index.long(), level.long(), list(padded_size), *out_size, False, False)
-
-
-def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int, int]) -> None:
-    if x.dim() != 4 or 0 in x.shape[2:]:
-        raise ValueError(f"{op}: x must be N x C x H x W with pixels, got {describe(x)}")
-    check_boxes(op, "boxes", boxes)
-    if index.shape != boxes.shape[:1] or index.is_floating_point():
-        raise ValueError(f"{op}: index must be {boxes.shape[0]} integers, got {describe(index)}")
-    check_same_device(op, x=x, boxes=boxes, index=index)
-    if min(out_size) < 1:
-        raise ValueError(f"{op}: out_size must be positive, got {tuple(out_size)}")
 
 
 def _fake(levels: Sequence[Tensor], boxes: Tensor, *others: Any) -> Tensor:

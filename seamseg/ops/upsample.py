@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import check_same_device, define, describe, differentiate, forbid_second_derivative
+from seamseg.ops._library import define, describe, differentiate, forbid_second_derivative
 from seamseg.ops.reference import upsample as plain
 from seamseg.ops.reference import wide
 from seamseg.ops.reference.upsample import FUSIONS as FUSIONS  # part of the interface
@@ -96,7 +96,6 @@ def _check(op: str, logits: Tensor, padded_size: tuple[int, int], valid_size: tu
 def _check_target(op: str, logits: Tensor, target: Tensor, valid_size: tuple[int, int]) -> None:
     if tuple(target.shape) != tuple(valid_size) or target.dtype != torch.int64:
         raise ValueError(f"{op}: target must be int64 of shape {valid_size[0]}x{valid_size[1]}, got {describe(target)}")
-    check_same_device(op, logits=logits, target=target)
 
 
 def _fake_loss(

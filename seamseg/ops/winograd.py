@@ -153,7 +153,7 @@ class _Convolution(torch.autograd.Function):
         return _convolve(x, _kernels(weight).transpose(1, 2), dilation)
 
     @staticmethod
-    @differentiable_once()
+    @differentiable_once
     def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), dilation = saved, ctx.dilation
         dx = _convolve(dy, _kernels(weight, transposed=True), dilation) if ctx.needs_input_grad[0] else None

@@ -88,21 +88,6 @@ def roi_backward_repeats(device: torch.device) -> None:
                 assert_close(found.cpu(), reference, rtol=HALF[dtype], atol=HALF[dtype])
 
 
-def roi_vectors(device: torch.device) -> None:
-    """Check ROI sampling channels last, with and without the 16-byte alignment of its vectors."""
-    for dtype, channels, shift in product(HALF, (8, 12, 64, 256), (0, 1, 4, 8)):
-        levels, boxes, index, level = roi_arguments(channels, dtype)
-        there = []
-        for x in levels:
-            store = torch.zeros(shift + x.numel(), dtype=dtype, device=device)
-            rows = store[shift:].view(x.shape[0], *x.shape[2:], channels)
-            there.append(rows.copy_(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
-        wanted = OPS.roi_sampling(levels, boxes, index, level, [256, 512], 7, 7, False, False)
-        rest = [t.to(device) for t in (boxes, index, level)]
-        found = OPS.roi_sampling(there, *rest, [256, 512], 7, 7, False, False)
-        assert_close(found.cpu(), wanted, rtol=HALF[dtype], atol=HALF[dtype])
-
-
 def abn_rows(device: torch.device) -> None:
     """Check in-place ABN over rows of channels (channels last, and maps without pixels), also with a residual."""
     generator = torch.Generator().manual_seed(0)
@@ -211,7 +196,6 @@ def large_levels(device: torch.device) -> None:
 CASES: dict[str, Callable[[torch.device], None]] = {
     "case nms, many boxes": many_boxes,
     "case roi_sampling_backward, repeated": roi_backward_repeats,
-    "case roi_sampling, vectors": roi_vectors,
     "case abn, rows": abn_rows,
     "case abn, beyond 2^31": large_abn,
     "case box_filter_pool, beyond 2^31": large_pool,

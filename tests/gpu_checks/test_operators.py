@@ -15,7 +15,19 @@ sys.path.append(str(Path(__file__).parent))
 
 import operators
 
+from seamseg.ops import implementations
+
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", sorted(implementations()))
+def test_kernels_equal_plain(name):
+    """Of all types, layouts and small sizes, with what is written to."""
+    tally = operators.Tally()
+    for seed in range(60):
+        operators.compare(name, seed, CPU, tally)
+    assert tally.compared > 20
+    assert not tally.failures
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -28,34 +40,6 @@ def test_differences_are_found(monkeypatch, right):
     assert tally.compared > 10
     assert 0 < tally.unaligned < tally.compared
     assert len(tally.failures) == (0 if right else operators.MOST_FAILURES)
-
-
-def arguments(path, **changes):
-    """Those of a run of nms alone."""
-    given = {"names": ["nms_fixed"], "device": "cpu", "seed": 0, "seconds": 0, "no_cases": True, "without": []}
-    return argparse.Namespace(**{**given, "json": str(path), "now": None, **changes})
-
-
-def test_results_are_written_round_by_round_and_taken_up(tmp_path, monkeypatch):
-    """A process that ends leaves what it has found; the next one has what is left of the time."""
-    path, rounds = tmp_path / "result.json", []
-
-    def compare(name, seed, device, tally):
-        tally.compared += 1
-        rounds.append(seed)
-        if len(rounds) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(operators, "compare", compare)
-    with pytest.raises(KeyboardInterrupt):
-        operators.work(arguments(path, seconds=1e9))
-    found = json.loads(path.read_text())
-    assert found["rounds"] == 2
-    assert found["operators"]["nms_fixed"]["compared"] == 2
-    found["seconds"] = 1e9
-    path.write_text(json.dumps(found))
-    operators.work(arguments(path, seconds=1e9))
-    assert rounds == [0, 1, 2], "the time is over"
 
 
 def test_an_operator_that_ends_its_process_fails_and_the_others_go_on(monkeypatch, tmp_path, capsys):
@@ -72,7 +56,8 @@ def test_an_operator_that_ends_its_process_fails_and_the_others_go_on(monkeypatc
         return subprocess.CompletedProcess(command, -11, stderr="a\nRuntimeError: CUDA error: illegal\nhints\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    result = operators.in_a_process(arguments(None, names=[], json=None), tmp_path)
+    given = {"names": [], "device": "cpu", "seed": 0, "seconds": 0, "no_cases": True, "json": None}
+    result = operators.in_a_process(argparse.Namespace(**given), tmp_path)
     assert len(calls) == 2
     assert result["rounds"] == 2
     assert result["broken"] == {"nms": "RuntimeError: CUDA error: illegal"}

@@ -46,17 +46,6 @@ class Standardised(nn.Conv2d):
         return nn.functional.conv2d(x, kernel / kernel.std((1, 2, 3), keepdim=True), None, self.stride, self.padding)
 
 
-class WithSkip(nn.Module):
-    """No layer that torch knows, and not linear in any kernel."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Conv1d(16, 16, 3, padding=1)
-
-    def forward(self, x):
-        return self.inner(x.flatten(2)).tanh().view_as(x) + x
-
-
 def own(layer):
     return lambda: NormSequential(layer(), InPlaceABN(16))
 
@@ -67,25 +56,7 @@ def hooked():
     return layer
 
 
-def own_branch():
-    module = block(8, 2)
-    module.convs.conv3 = Standardised(8, 16, 1)
-    return module
-
-
-def own_shortcut():
-    module = block(8, 2)
-    module.proj_conv = Standardised(8, 16, 1, stride=2)
-    return module
-
-
-OWN = [
-    (own(lambda: Standardised(16, 16, 3, padding=1)), 16, "1"),
-    (own(WithSkip), 16, "1"),
-    (own(hooked), 16, "1"),
-    (own_branch, 8, "convs.bn3"),
-    (own_shortcut, 8, "proj_bn"),
-]
+OWN = [(own(lambda: Standardised(16, 16, 3, padding=1)), 16, "1"), (own(hooked), 16, "1")]
 """Layers whose output is not linear in a kernel: the norm keeps it."""
 
 PLACES = [

@@ -1,7 +1,5 @@
 """The steps of in-place ABN as operators: kernels against plain torch, accuracy, threads, contract, failures."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -19,16 +17,7 @@ from seamseg.ops.abn_steps import (
 from seamseg.ops.reference import abn as plain
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-ACTIVATIONS = [(0, 0.01), (0, 0.3), (0, 1.0), (1, 1.0), (1, 0.7)]
 STEPS = ("abn_statistics", "abn_transform", "abn_backward_reduce", "abn_backward_input")
-
-shapes = st.one_of(
-    st.tuples(st.integers(0, 40), st.sampled_from([1, 3, 63, 64, 65, 130])),
-    st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 30)),
-    st.tuples(st.integers(0, 3), st.sampled_from([1, 2, 7, 64, 70]), st.integers(0, 6), st.integers(1, 6)),
-    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
-    st.sampled_from([(5, 66, 1, 1), (1, 1, 1, 1), (0, 3, 4, 4), (1, 3, 1, 9), (2, 1, 100, 90), (300, 900)]),
-)
 
 
 def arguments(shape, dtype, last=False, with_residual=True, activation=(0, 0.01), seed=0):
@@ -61,26 +50,6 @@ def arguments(shape, dtype, last=False, with_residual=True, activation=(0, 0.01)
 def run(step, values, where=torch.ops.seamseg):
     result = getattr(where, step)(*values)
     return result if isinstance(result, tuple) else (result,)
-
-
-@given(
-    shapes, st.sampled_from(FLOATS), st.booleans(), st.booleans(), st.sampled_from(ACTIVATIONS), st.integers(0, 2**20)
-)
-def test_kernels_equal_plain(shape, dtype, last, with_residual, activation, seed):
-    precision = 1e-12 if dtype == torch.float64 else 2e-6
-    rounding = max(precision, 1.01 * torch.finfo(dtype).eps)
-    for step, values in arguments(shape, dtype, last, with_residual, activation, seed).items():
-        result, expected = run(step, values), run(step, values, plain)
-        for kernel, wanted in zip(result, expected):
-            assert kernel.dtype == wanted.dtype
-            assert kernel.shape == wanted.shape
-            assert kernel.stride() == wanted.stride() or not kernel.numel()
-            if kernel.dim() == 1:
-                # sums in another order; an inverted leaky_relu is up to 100 times larger than its input
-                size = math.sqrt(math.prod(shape) / shape[1]) if "reduce" in step else 1
-                assert_close(kernel, wanted, rtol=20 * precision, atol=100 * size * precision)
-            else:
-                assert_close(kernel, wanted, rtol=rounding, atol=100 * precision)
 
 
 FAR = [(200_000, 1), (100_000, 7), (20_000, 65), (2, 3, 200, 300), (2, 64, 100, 150), (64, 4, 7, 7), (3, 2, 50_000)]

@@ -86,10 +86,7 @@ def test_keeps_no_map_of_all_regions():
     assert max(t.numel() for t in kept.values()) == x.numel()
 
 
-def test_failures():
-    x, kernel, weight, bias = inputs()
-    rows = torch.tensor([0])
-    with pytest.raises(ValueError, match="upsample_abn_rows: expected N x C x h x w and C x D x 2 x 2"):
-        upsample_abn_rows(x, rows, kernel[:3], weight, bias, norm(running()))
+def test_frozen_statistics_are_refused():
+    x, *parameters = inputs()
     with pytest.raises(ValueError, match="statistics are frozen"):
-        upsample_abn_rows(x, rows, kernel, weight, bias, norm(running())._replace(training=False))
+        upsample_abn_rows(x, torch.tensor([0]), *parameters, norm(running())._replace(training=False))

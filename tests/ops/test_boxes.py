@@ -24,7 +24,6 @@ from seamseg.ops.boxes import (
 from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.reference import boxes as plain
 from seamseg.ops.reference import nms as plain_nms
-from seamseg.ops.reference import widened
 
 
 def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
@@ -93,7 +92,6 @@ def test_decoding_clamps_scales_only():
         (lambda: box_iou(torch.rand(3, 4), torch.rand(4)), "box_iou: b must be N x 4"),
         (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
         (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),
-        (lambda: box_iou(torch.rand(3, 4), torch.rand(3, 4, device="meta")), "a on cpu, b on meta"),
         (lambda: smooth_l1(torch.rand(3, 4), torch.rand(1, 4), 1), "one shape, got float32 tensor of shape 3x4 and"),
         (lambda: smooth_l1(torch.rand(3, 4), torch.rand(3, 4), 0), "sigma must be positive, got 0"),
     ],
@@ -132,14 +130,11 @@ def test_empty_and_single():
 
 def test_wrong_arguments_of_nms():
     boxes = torch.rand(3, 4)
-    with pytest.raises(ValueError, match="nms: scores must have one entry for each of 3 boxes, got float32 tensor"):
+    with pytest.raises(RuntimeError, match="nms: scores must be N"):
         nms(boxes, torch.rand(2), 0.5)
-    with pytest.raises(ValueError, match="nms: groups must be 3 integers"):
-        nms(boxes, torch.rand(3), 0.5, groups=torch.rand(3))
-    for count in (2, 4):
-        with pytest.raises(ValueError, match="nms: groups must be 3 integers"):
-            nms(boxes, torch.rand(3), 0.5, groups=torch.zeros(count, dtype=torch.long))
-    with pytest.raises(ValueError, match="boxes must be N x 4"):
+    with pytest.raises(RuntimeError, match="nms: groups must be N int64"):
+        nms(boxes, torch.rand(3), 0.5, groups=torch.zeros(2, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="nms: boxes must be N x 4"):
         nms(torch.rand(3, 5), torch.rand(3), 0.5)
 
 
@@ -165,7 +160,6 @@ def test_a_traced_fixed_result_has_the_size_of_the_real_one(n_max, grouped, size
 
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
 THRESHOLDS = (-0.5, 0.0, 0.3, 0.5, 0.7, 1.0, float("nan"), float("inf"))
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -1e30, 1e-40)
 seeds = st.integers(0, 2**20)
@@ -221,13 +215,6 @@ def test_nms_of_nan_and_of_integers():
     assert nms(boxes[[0, 0, 0]], torch.tensor([1, 2, 3]), 0.5, groups=groups).tolist() == [2, 1]
 
 
-@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from(FLOATING), seeds)
-def test_iou_equals_plain(n, m, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    a, b = odd_boxes(n, generator, dtype), odd_boxes(m, generator, dtype)
-    exactly(box_iou(a, b), plain.box_iou(a, b))
-
-
 @given(st.integers(0, 300), st.integers(0, 40), st.sampled_from(FLOATING), st.booleans(), seeds)
 def test_matching_equals_the_maxima_of_the_matrix(n, m, dtype, spread, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -243,20 +230,6 @@ def test_matching_of_many_boxes_for_any_number_of_threads():
     generator = torch.Generator().manual_seed(2)
     a, b = odd_boxes(20000, generator), odd_boxes(60, generator)
     exactly(same_with_threads(lambda: match_boxes(a, b)), plain.match_boxes(a, b))
-
-
-@given(
-    st.integers(0, 50), st.integers(0, 70), st.integers(0, 60), st.sampled_from(FLOATING), st.sampled_from(MASKS), seeds
-)
-def test_crowd_overlap_equals_plain(height, width, count, dtype, mask_dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    boxes = odd_boxes(count, generator, dtype) * 1.7
-    mask = (torch.rand(width, height, generator=generator) < 0.1).t() * 4
-    mask[: height // 3], mask[:, width // 2 :] = 0, 0
-    mask = mask.to(mask_dtype)
-    wide = widened(boxes)
-    wanted = (plain.crowd_count(boxes, mask.to(torch.int32)).to(wide.dtype) / plain.area(wide)).to(dtype)
-    exactly(crowd_overlap(boxes, mask), wanted)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.booleans(), seeds)

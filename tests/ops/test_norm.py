@@ -80,7 +80,6 @@ def test_golden_group_norm():
         layer.bias.copy_(golden("abn/bias"))
     assert_close(layer(golden("abn/x")), golden("abn/group_norm3/y"), rtol=1e-5, atol=2e-6)
     assert list(layer.state_dict()) == ["weight", "bias"]
-    assert "leaky_relu" in repr(layer)
 
 
 @pytest.mark.parametrize("layer_class", [ABN, InPlaceABN, InPlaceABNSync])
@@ -124,7 +123,6 @@ def test_identity_layer():
     assert not layer.state_dict()
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(layer(x), torch.nn.functional.elu(x, 0.5))
-    assert "elu(0.5)" in repr(layer)
     assert torch.equal(ActivatedIdentity(3)(x), torch.nn.functional.leaky_relu(x, 0.01))
 
 

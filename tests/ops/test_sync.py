@@ -3,7 +3,6 @@
 import copy
 import gc
 from datetime import timedelta
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -15,7 +14,6 @@ from torch.testing import assert_close
 from seamseg.inplace_abn import inplace_abn_sync
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops import abn as abn_module
-from seamseg.ops.abn import Norm, batch_statistics
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
 from seamseg.utils import process_groups as sync
 from seamseg.utils.process_groups import active_group, clear_groups
@@ -212,44 +210,3 @@ def worker(rank, join, world, file):
 @pytest.mark.distributed
 def test_processes(tmp_path):
     launch(worker, 3, 3, tmp_path / "rendezvous")
-
-
-class Ranks:
-    """Ranks whose means, variances and counts are given, in the place of `torch.distributed`."""
-
-    group = SimpleNamespace(WORLD="all")
-
-    def __init__(self, parts):
-        parts = [(len(p), p if len(p) else torch.zeros(1, CHANNELS)) for p in parts]
-        rows = [torch.cat((p.mean(0), p.var(0, unbiased=False), torch.tensor([n]))) for n, p in parts]
-        self.local = torch.stack(rows).double()
-
-    def get_world_size(self, group):
-        return len(self.local)
-
-    def all_gather_into_tensor(self, gathered, local, group):
-        assert torch.equal(local, self.local[0])
-        gathered.copy_(self.local.flatten())
-
-
-@pytest.mark.parametrize("momentum", [0.2, None])
-def test_statistics_over_given_ranks(monkeypatch, momentum):
-    """Those of all values together, also far from zero; one value in all has no variance, and moves no average."""
-    generator = torch.Generator().manual_seed(0)
-    averages = torch.zeros(CHANNELS, dtype=torch.float64), torch.ones(CHANNELS, dtype=torch.float64)
-    norm = Norm(*averages, True, momentum, 1e-3, "identity", 1.0, "all", torch.tensor(0))
-    wanted = [t.clone() for t in averages]
-    for batch, counts in enumerate(((5, 1, 0), (2, 0, 7), (0, 1, 0)), 1):
-        parts = [torch.randn(n, CHANNELS, generator=generator, dtype=torch.float64) * 3 + 1e6 for n in counts]
-        ranks, values = Ranks(parts), torch.cat(parts)
-        monkeypatch.setattr(abn_module, "distributed", ranks)
-        mean, var = ranks.local[0][:-1].chunk(2)
-        found, _ = batch_statistics(mean, var, counts[0], None, norm)
-        assert_close(found.mean, values.mean(0))
-        assert_close(found.invstd, (values.var(0, unbiased=False) + 1e-3).rsqrt())
-        assert found.total == len(values)
-        if len(values) > 1:
-            share = 1 / batch if momentum is None else momentum
-            wanted = [w.lerp(v, share) for w, v in zip(wanted, (values.mean(0), values.var(0)))]
-        assert_close(averages, tuple(wanted))
-        assert norm.batches == min(batch, 2)

@@ -88,7 +88,7 @@ def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:
         layers["conv3"] = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
     else:
         layers["conv1"] = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
-    layers["pool"] = MaxPool2d(3, stride=2, padding=1)
+    layers["pool"] = MaxPool2d(2)
     return NormSequential(layers)
 
 

@@ -138,7 +138,7 @@ class ResNet(Backbone):
         )
         pooling, _ = stages[0]
         if pooling > 1:
-            stem["pool1"] = MaxPool2d(3, stride=pooling, padding=1)
+            stem["pool1"] = MaxPool2d(pooling)
         self._add("mod1", NormSequential(stem), 2 * pooling, width)
         for i, (stride, dilations) in enumerate(stages, start=2):
             channels, blocks = architecture.channels(i), OrderedDict[str, nn.Module]()

@@ -50,7 +50,7 @@ class _LaidOut(Backbone):
         width = 64
         for i, (count, channels) in enumerate(zip(blocks, _CHANNELS), start=2):
             if i in layout.pools:
-                self._add(f"pool{i}", MaxPool2d(3, stride=2, padding=1), 2)
+                self._add(f"pool{i}", MaxPool2d(2), 2)
             stride, dilation, dropout = layout.strides.get(i, 1), layout.dilations.get(i, 1), layout.dropouts.get(i, 0)
             made = []
             for block in range(count):

@@ -112,7 +112,7 @@ class _CrossEntropy(torch.autograd.Function):
         return entropy.masked_fill_(void, 0)
 
     @staticmethod
-    @differentiable_once()
+    @differentiable_once
     def backward(ctx: Any, saved: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, None, None]:
         logits, void, classes, normaliser = saved
         gradient = _entropy_gradient(logits, ctx.padded_size, classes, normaliser, grad.masked_fill(void, 0))
