@@ -200,7 +200,7 @@ class Batch:
 
     With `deferred`, one an image, the images are uint8 `3 x H x W` and not normalised, and images, masks (of any
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
-    transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
+    transforms.
 
     `maps` are the ground truth that heads read by name, see :class:`seamseg.maps.folder.ReadMap`: `maps[name][i]` is
     `channels x H x W` float32, as it is after these transforms, with `fill` where there is none.
@@ -215,7 +215,6 @@ class Batch:
     original_sizes: list[tuple[int, int]]
     target_info: tuple[TargetInfo, ...] | None = None
     deferred: list[DeferredTransform] | None = None
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
     maps: Mapping[str, PackedSequence] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -402,12 +402,6 @@ class Dataloader:
     )
     persistent_workers: bool = our_key("keep the worker processes alive between epochs")
     prefetch: int = our_key("number of batches that each worker process loads in advance", minimum=1, maximum=1024)
-    broken_limit: float = our_key(
-        "largest fraction of unreadable training images in an epoch: each is logged and replaced by another image, and "
-        "training stops beyond the limit; 0 stops at the first",
-        minimum=0,
-        maximum=1,
-    )
 
 
 @dataclass(frozen=True)

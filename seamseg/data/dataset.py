@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -13,20 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.config import components
 from seamseg.data.maps import MapValues, map_values
 from seamseg.data.reader import FolderReader, OpenReader, check_masks, reader_errors
-from seamseg.data.samplers import SampleIndex, is_wide
+from seamseg.data.samplers import SampleIndex
 from seamseg.data.transforms import TrainTransform, augment
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import as_rgb
 from seamseg.utils.errors import InputError
 
-MAX_ATTEMPTS = 10
-"""This many unreadable images in a row are an error, whatever fraction of all images may be unreadable."""
 _VOID_IMAGES = 8
 
 
@@ -47,10 +43,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
     interruption.
 
     The attribute `maps` of the transform, if it has one, declares the ground truth to read for custom heads or metrics.
-    `fast_decode` decodes JPEG at the smallest size that suffices for a :class:`TrainTransform`. An image that cannot
-    be read is replaced, with `replace_unreadable`, by another one of the same orientation, drawn by `seed`, epoch and
-    index. `reading` is one number in shared memory, the index of the image that is being read, -1 for none; None
-    records nothing (:mod:`seamseg.data.workers`).
+    `fast_decode` decodes JPEG at the smallest size that suffices for a :class:`TrainTransform`.
     """
 
     def __init__(
@@ -60,7 +53,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         transform: Transform,
         seed: int = 0,
         fast_decode: bool = False,
-        replace_unreadable: bool = False,
         open_reader: OpenReader = FolderReader,
     ) -> None:
         self.reader = open_reader(root, split)
@@ -69,8 +61,6 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self.transform = transform
         self.seed = seed
         self.fast_decode = fast_decode
-        self.replace_unreadable = replace_unreadable
-        self.reading: Tensor | None = None
 
     @property
     def metadata(self) -> Metadata:
@@ -123,20 +113,15 @@ class PanopticDataset(Dataset[dict[str, Any]]):
 
     def _read_masks(self, index: int) -> np.ndarray:
         with self._reader_errors(index):
-            masks = self.reader.read_masks(index)
-            if self._own and not (isinstance(masks, np.ndarray) and masks.ndim == 3 and masks.dtype.kind in "iu"):
-                found = f"{masks.dtype} {masks.shape}" if isinstance(masks, np.ndarray) else type(masks).__name__
-                raise TypeError(f"read_masks() must return integers L x H x W, returned {found}")
+            masks = np.asarray(self.reader.read_masks(index))
         return check_masks(masks, self.images[index], self.file_name(index))
 
     def _read_maps(self, index: int) -> dict[str, MapValues]:
-        """Read the ground truth of custom heads or metrics for an image."""
         info, found = self.images[index], {}
         for name, spec in getattr(self.transform, "maps", {}).items():
             with self._reader_errors(index):
-                stored = self.reader.read_map(index, spec.folder)
-                if self._own and not (stored is None or isinstance(stored, np.ndarray)):
-                    raise TypeError(f"read_map() must return an array or None, returned {type(stored).__name__}")
+                read = self.reader.read_map(index, spec.folder)
+                stored = None if read is None else np.asarray(read)
             where = f"{self.reader.root / spec.folder / info.id} (map {name!r})"
             found[name] = map_values(stored, spec, info.size, where)
         return found
@@ -150,31 +135,13 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return nullcontext() if self._own is None else reader_errors(self._own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
-        """Return the dict that the transform makes, with `id`, `size` and `unreadable`; a plain index is of epoch 0.
+        """Return the dict that the transform makes, with `id` and `size`; a plain index is of epoch 0.
 
-        `size` is the original `(height, width)`. `unreadable` are `(id, error)` of the images that could not be read
-        and that this one replaces. InputError if the image, or none of :data:`MAX_ATTEMPTS`, can be read.
+        `size` is the original `(height, width)`. InputError if the image cannot be read.
         """
         epoch, index, slot = SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(0, key, key)
-        unreadable: list[tuple[str, str]] = []
-        for candidate in islice(self._candidates(epoch, index, slot), MAX_ATTEMPTS if self.replace_unreadable else 1):
-            self._record_reading(candidate)
-            try:
-                seed = f"{self.seed}/{epoch}/{candidate}"
-                if slot != candidate:
-                    seed += f"/{slot}"  # an image that fills several slots is augmented differently in each
-                item = self._item(candidate, seed)
-            except InputError as error:
-                unreadable.append((self.images[candidate].id, str(error)))
-            else:
-                return {**item, "unreadable": unreadable}
-            finally:
-                self._record_reading(-1)
-        others = len(unreadable) - 1
-        tried = f"; nor can the others tried in its place ({others})" if others else ""
-        raise InputError(f"{unreadable[0][1]}{tried}")
-
-    def _item(self, index: int, seed: str) -> dict[str, Any]:
+        # an image that fills several slots is augmented differently in each
+        seed = f"{self.seed}/{epoch}/{index}" + ("" if slot == index else f"/{slot}")
         transform, info, rng = self.transform, self.images[index], Random(seed)
         if isinstance(transform, TrainTransform):
             params = transform.sample_params(info.size, rng)
@@ -188,23 +155,3 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             if maps := self._read_maps(index):
                 item["maps"] = {name: torch.from_numpy(values.filled()) for name, values in maps.items()}
         return {**item, "id": info.id, "size": info.size}
-
-    def _record_reading(self, index: int) -> None:
-        if self.reading is not None:
-            self.reading[0] = index
-
-    @cached_property
-    def _by_orientation(self) -> dict[bool, list[int]]:
-        return {wide: [i for i, image in enumerate(self.images) if is_wide(image) == wide] for wide in (True, False)}
-
-    def _candidates(self, epoch: int, index: int, slot: int) -> Iterator[int]:
-        """Yield the image, then replacements of its orientation, then of the other.
-
-        Replacements are drawn at random, since unreadable files are often neighbours.
-        """
-        yield index
-        rng = Random(f"broken/{self.seed}/{epoch}/{index}/{slot}")
-        wide = is_wide(self.images[index])
-        for group in (self._by_orientation[wide], self._by_orientation[not wide]):
-            drawn = rng.sample(group, min(MAX_ATTEMPTS, len(group)))
-            yield from (other for other in drawn if other != index)

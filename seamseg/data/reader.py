@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Reader(ABC):
     """A split of a data set; derive from it, and register the class with :func:`seamseg.components.reader`.
 
-    An :class:`InputError`, such as those of :func:`seamseg.components.open_image`, means an unreadable image, which a
-    training may replace by another one. Other exceptions end it. Worker processes get a copy of the reader.
+    An :class:`InputError`, such as those of :func:`seamseg.components.open_image`, is reported as it is, another
+    exception with file and line. Worker processes get a copy of the reader.
 
     Parameters
     ----------

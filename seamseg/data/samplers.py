@@ -27,21 +27,40 @@ class EpochSegment(NamedTuple):
     done: int
 
 
-class ARBatchSampler(Sampler[list[int]]):
-    """Batches of images of similar aspect ratio, shuffled within each orientation.
+class SampleIndex(NamedTuple):
+    """An index into the data set that carries the epoch, on which augmentation depends: workers persist over epochs.
 
-    Landscape images come first, then portrait (and square) ones, then the remainders of both; within a batch the aspect
-    ratio decreases. The order is a function of `seed` and the epoch alone, so a resumed run continues as the
-    uninterrupted one. It equals the order of the original for a run that starts at epoch 0: the original shuffles its
-    lists in place each epoch, hence epoch e is the product of the permutations of epochs 0 to e.
+    `slot` is the index that the sampler drew; class-uniform sampling may have replaced it by another `image`.
+    """
 
-    `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not full; InputError if none is full.
+    epoch: int
+    image: int
+    slot: int
+
+
+class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
+    """Batches of images of similar aspect ratio for one process, shuffled within each orientation, in shuffled order.
+
+    Landscape images make batches of their own, as do portrait (and square) ones; the remainders of both are mixed.
+    Within a batch the aspect ratio decreases. The order is a function of `seed` and the epoch alone, so a resumed run
+    continues as the uninterrupted one. It equals the order of the original for a run that starts at epoch 0: the
+    original shuffles its lists in place each epoch, hence epoch e is the product of the permutations of epochs 0 to e.
+
+    Every rank gets the same number of batches; where the number of ranks does not divide the total, the first batches
+    of the order are used a second time. `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not
+    full; InputError if none is full.
+
+    An epoch may be interrupted and continued with another number of processes or another batch size, several times:
+    :meth:`continue_from` takes what was done, and the next pass yields exactly the remaining images. No image is read
+    to get there. The attribute `replace` maps `(epoch, index)` to the image to load, see :class:`ClassUniformSampling`.
     """
 
     def __init__(
         self,
         img_sizes: Sequence[tuple[int, int]],
         batch_size: int,
+        num_replicas: int = 1,
+        rank: int = 0,
         drop_last: bool = False,
         epoch: int = 0,
         seed: int = 0,
@@ -52,25 +71,60 @@ class ARBatchSampler(Sampler[list[int]]):
             )
         self.img_sizes = [(int(h), int(w)) for h, w in img_sizes]
         self.batch_size = batch_size
+        self.num_replicas = num_replicas
+        self.rank = rank
         self.drop_last = drop_last
-        self.epoch = epoch
         self.seed = seed
+        self.replace: Callable[[int, int], int] = lambda epoch, index: index
+        self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the epoch whose shuffling applies; call it before iterating."""
+        """Select the epoch whose shuffling applies, starting at its beginning; call it before iterating."""
         self.epoch = epoch
+        self.segments: tuple[EpochSegment, ...] = (EpochSegment(self.num_replicas, self.batch_size, 0),)
 
-    @property
-    def num_batches(self) -> int:
-        """Number of batches over all ranks."""
-        images = len(self.img_sizes)
-        return images // self.batch_size if self.drop_last else -(-images // self.batch_size)
+    def continue_from(self, segments: Sequence[EpochSegment]) -> None:
+        """Start the next pass over the epoch after what was done of it, in order; call it after :meth:`set_epoch`.
+
+        `self.segments` then ends with the segment that starts now, which is the last of these if it has the same number
+        of processes and the same batch size.
+        """
+        now = (self.num_replicas, self.batch_size)
+        done = tuple(segment for segment in segments[:-1] if segment.done)
+        last = segments[-1] if segments else EpochSegment(*now, 0)
+        if (last.world, last.batch_size) != now:
+            done, last = (*done, last) if last.done else done, EpochSegment(*now, 0)
+        self.segments = (*done, last)
 
     def __len__(self) -> int:
-        return self.num_batches
+        """Return the number of remaining batches of this process in the epoch."""
+        if len(self.segments) == 1:
+            images = len(self.img_sizes)
+            batches = images // self.batch_size if self.drop_last else -(-images // self.batch_size)
+            return max(0, -(-batches // self.num_replicas) - self.segments[0].done)
+        return len(self._left())
 
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from self._batches()
+    def __iter__(self) -> Iterator[list[SampleIndex]]:
+        for batch in self._left():
+            yield [SampleIndex(self.epoch, self.replace(self.epoch, slot), slot) for slot in batch]
+
+    def _left(self) -> list[list[int]]:
+        taken: Counter[int] = Counter()
+        for segment in self.segments[:-1]:
+            batches, per_rank = self._ordered(segment, taken)
+            starts = range(0, segment.world * per_rank, per_rank or 1)
+            # a batch that is used a second time is taken once
+            used = {k % len(batches) for start in starts for k in range(start, start + min(segment.done, per_rank))}
+            taken.update(image for k in used for image in batches[k])
+        last = self.segments[-1]
+        batches, per_rank = self._ordered(last, taken)
+        return [batches[k % len(batches)] for k in range(self.rank * per_rank + last.done, (self.rank + 1) * per_rank)]
+
+    def _ordered(self, segment: EpochSegment, taken: Counter[int]) -> tuple[list[list[int]], int]:
+        """Return the batches of a segment in rank order, without `taken` images, and the number of batches per rank."""
+        batches = self.batches(segment.batch_size, taken)
+        order = torch.randperm(len(batches), generator=self._generator(self.epoch)).tolist()
+        return [batches[k] for k in order], -(-len(batches) // segment.world)
 
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed + epoch)
@@ -85,9 +139,11 @@ class ARBatchSampler(Sampler[list[int]]):
             portrait = portrait[torch.randperm(len(portrait), generator=generator)]
         return landscape.tolist(), portrait.tolist()
 
-    def _batches(self, size: int | None = None, taken: Counter[int] | None = None) -> list[list[int]]:
-        """Return batches of `size` (default: `batch_size`) of the epoch's images, without those that are `taken`."""
-        size = size or self.batch_size
+    def batches(self, size: int, taken: Counter[int]) -> list[list[int]]:
+        """Return batches of `size` of the epoch's images for all ranks, not shuffled, without those that are `taken`.
+
+        Landscape images come first, then portrait ones, then the remainders of both.
+        """
         groups = [_without(group, Counter(taken)) for group in self._shuffled()]
         batches, left = [], []
         for group in groups:
@@ -117,78 +173,6 @@ def _without(images: list[int], taken: Counter[int]) -> list[int]:
     return left
 
 
-class DistributedARBatchSampler(ARBatchSampler):
-    """The batches of :class:`ARBatchSampler` for one process, in shuffled order.
-
-    Every rank gets the same number of batches; where the number of ranks does not divide the total, the first batches
-    of the order are used a second time. With `num_replicas=1` it is the sampler of single-process training.
-
-    An epoch may be interrupted and continued with another number of processes or another batch size, several times:
-    :meth:`continue_from` takes what was done, and the next pass yields exactly the remaining images. No image is read
-    to get there.
-    """
-
-    def __init__(
-        self,
-        img_sizes: Sequence[tuple[int, int]],
-        batch_size: int,
-        num_replicas: int = 1,
-        rank: int = 0,
-        drop_last: bool = False,
-        epoch: int = 0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(img_sizes, batch_size, drop_last, epoch, seed)
-        self.num_replicas = num_replicas
-        self.rank = rank
-        self.segments: tuple[EpochSegment, ...] = (EpochSegment(num_replicas, batch_size, 0),)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Select an epoch, starting at its beginning."""
-        super().set_epoch(epoch)
-        self.segments = (EpochSegment(self.num_replicas, self.batch_size, 0),)
-
-    def continue_from(self, segments: Sequence[EpochSegment]) -> None:
-        """Start the next pass over the epoch after what was done of it, in order; call it after :meth:`set_epoch`.
-
-        `self.segments` then ends with the segment that starts now, which is the last of these if it has the same number
-        of processes and the same batch size.
-        """
-        now = (self.num_replicas, self.batch_size)
-        done = tuple(segment for segment in segments[:-1] if segment.done)
-        last = segments[-1] if segments else EpochSegment(*now, 0)
-        if (last.world, last.batch_size) != now:
-            done, last = (*done, last) if last.done else done, EpochSegment(*now, 0)
-        self.segments = (*done, last)
-
-    def __len__(self) -> int:
-        """Return the number of remaining batches of this process in the epoch."""
-        if len(self.segments) == 1:
-            return max(0, -(-self.num_batches // self.num_replicas) - self.segments[0].done)
-        return len(self._left())
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from self._left()
-
-    def _left(self) -> list[list[int]]:
-        taken: Counter[int] = Counter()
-        for segment in self.segments[:-1]:
-            batches, per_rank = self._ordered(segment, taken)
-            starts = range(0, segment.world * per_rank, per_rank or 1)
-            # a batch that is used a second time is taken once
-            used = {k % len(batches) for start in starts for k in range(start, start + min(segment.done, per_rank))}
-            taken.update(image for k in used for image in batches[k])
-        last = self.segments[-1]
-        batches, per_rank = self._ordered(last, taken)
-        return [batches[k % len(batches)] for k in range(self.rank * per_rank + last.done, (self.rank + 1) * per_rank)]
-
-    def _ordered(self, segment: EpochSegment, taken: Counter[int]) -> tuple[list[list[int]], int]:
-        """Return the batches of a segment in rank order, without `taken` images, and the number of batches per rank."""
-        batches = self._batches(segment.batch_size, taken)
-        order = torch.randperm(len(batches), generator=self._generator(self.epoch)).tolist()
-        return [batches[k] for k in order], -(-len(batches) // segment.world)
-
-
 def shard(length: int, num_replicas: int, rank: int) -> range:
     """Return the images of one process in evaluation, of `length`: each belongs to exactly one rank, none is repeated.
 
@@ -197,49 +181,12 @@ def shard(length: int, num_replicas: int, rank: int) -> range:
     return range(rank, length, num_replicas)
 
 
-class SampleIndex(NamedTuple):
-    """An index into the data set that carries the epoch, on which augmentation depends: workers persist over epochs.
-
-    `slot` is the index that the sampler drew; class-uniform sampling may have replaced it by another `image`.
-    """
-
-    epoch: int
-    image: int
-    slot: int
-
-
-class EpochBatchSampler(Sampler[list[SampleIndex]]):
-    """Wraps a batch sampler: its indices become :class:`SampleIndex`.
-
-    It keeps no count of batches: the sampler decides the order and, with its `set_epoch`, where an epoch starts.
-    `replace` maps `(epoch, index)` to the index of the image to load, see :class:`ClassUniformSampling`.
-    """
-
-    def __init__(self, sampler: DistributedARBatchSampler, replace: Callable[[int, int], int] | None = None) -> None:
-        self.sampler = sampler
-        self.replace = replace
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Select the epoch, of the wrapped sampler too."""
-        self.epoch = epoch
-        self.sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[list[SampleIndex]]:
-        replace = self.replace or (lambda epoch, index: index)
-        for batch in self.sampler:
-            yield [SampleIndex(self.epoch, replace(self.epoch, slot), slot) for slot in batch]
-
-
 class ClassUniformSampling:
     """Replaces a fraction of the drawn images: draws a class uniformly, then an image that has it uniformly.
 
-    Landscape images are replaced by landscape ones and portrait (and square) ones by portrait ones, so that the batches
-    of :class:`ARBatchSampler` keep a similar aspect ratio. The replacement of an image depends on `seed`, the epoch and
-    the image alone: not on the number of processes or on where the epoch was resumed. `fraction` is 0 to 1.
+    Landscape images are replaced by landscape ones and portrait (and square) ones by portrait ones, so that batches
+    keep a similar aspect ratio. The replacement of an image depends on `seed`, the epoch and the image alone: not on
+    the number of processes or on where the epoch was resumed. `fraction` is 0 to 1.
     """
 
     def __init__(self, images: Sequence[ImageInfo], fraction: float, seed: int = 0) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from seamseg.config.sections import Dataloader
-from seamseg.data.loader import BatchLoader, UnreadableImages
+from seamseg.data.loader import BatchLoader
 from seamseg.data.transforms import Normalise, finish_image, flip_boxes
 from seamseg.structures import Batch, PackedSequence
-from seamseg.utils.distributed import World
-from seamseg.utils.output import echo
 
 
 class TrainingBatch(Protocol):
@@ -25,10 +22,6 @@ class TrainingBatch(Protocol):
     @property
     def ids(self) -> list[str]:
         """Names of the images."""
-
-    @property
-    def unreadable(self) -> Sequence[tuple[str, str]]:
-        """Images that could not be read and were replaced by others, `(id, reason)` each."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> TrainingBatch:
         """Copy the tensors to a device."""
@@ -48,24 +41,16 @@ class DeviceBatch(NamedTuple):
 class DevicePrefetcher:
     """Iterates over the batches of an epoch on the device, uploading one batch ahead.
 
-    `broken` counts the unreadable images; InputError if there are too many. `prepare` has the transforms that run on
-    the device; None for none.
+    `prepare` has the transforms that run on the device; None for none.
     """
 
     loader: BatchLoader
     device: torch.device
-    broken: UnreadableImages
     prepare: Callable[[TrainingBatch], TrainingBatch] | None = None
 
     def __iter__(self) -> Iterator[DeviceBatch]:
-        self.broken.begin_epoch()
-        for uploaded in prefetched(self._counted(), self.device):
+        for uploaded in prefetched(self.loader, self.device):
             yield uploaded if self.prepare is None else uploaded._replace(batch=self.prepare(uploaded.batch))
-
-    def _counted(self) -> Iterator[TrainingBatch]:
-        for batch in self.loader:
-            self.broken.add(batch.unreadable)
-            yield batch
 
 
 def prefetched(batches: Iterable[TrainingBatch], device: torch.device) -> Iterator[DeviceBatch]:
@@ -96,19 +81,6 @@ def _awaited(uploaded: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
     for tensor in uploaded.batch.tensors():
         tensor.record_stream(stream)  # allocated on the upload stream, which must not reuse the memory too early
     return uploaded
-
-
-def count_unreadable(loader: BatchLoader, world: World, limit: float, warn: Callable[[str], None]) -> UnreadableImages:
-    """Return a counter of the unreadable images of this process, of which a fraction up to `limit` is allowed an epoch.
-
-    The main process passes its warnings to `warn`, the others print them.
-    """
-    images = -(-len(loader.dataset) // world.size)  # type: ignore[arg-type]
-    return UnreadableImages(limit, images, warn if world.is_main else partial(_print_warning, world.rank))
-
-
-def _print_warning(rank: int, message: str) -> None:
-    echo(f"process {rank}: {message}", file=sys.stderr, flush=True)
 
 
 def prepare_batch(batch: Batch, options: Dataloader) -> Batch:

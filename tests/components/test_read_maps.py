@@ -15,7 +15,7 @@ from support.interruptions import loss_lines
 
 import seamseg
 from seamseg.config import load_config
-from seamseg.data.loader import set_epoch
+from seamseg.data.loader import index_sampler
 from seamseg.maps.folder import DatasetFolder
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.prefetch import prepare_batch
@@ -91,7 +91,7 @@ def test_each_pixel_has_the_value_of_its_segment(options, data, tmp_path, on_dev
 def batches_of(options, data, micro_config, *overrides, epoch=0):
     config = load_config(micro_config, None, (*options("run").overrides, *overrides))
     loader = open_loader(config, data, "micro.ini", World())
-    set_epoch(loader, epoch)
+    index_sampler(loader).set_epoch(epoch)
     return [prepare_batch(batch, config.dataloader) for batch in loader]
 
 
@@ -114,11 +114,11 @@ def test_workers_and_the_device_change_nothing(options, data, micro, micro_confi
 def test_missing_maps(options, data, file):
     (data / "depth" / "train0.png").unlink()
     with pytest.raises(InputError, match=r"data/depth/train0 \(map 'depth'\): no such map \(.png, .npy\)") as caught:
-        run_training(options("run", "dataloader.broken_limit=0"))
+        run_training(options("run"))
     assert "\n" not in str(caught.value)
     shutil.rmtree(data / "depth")
     with pytest.raises(InputError, match=r"data/depth: no such folder; a head or metric reads"):
-        run_training(options("other", "dataloader.broken_limit=0"))
+        run_training(options("other"))
 
 
 def test_declarations_that_differ(options, file):

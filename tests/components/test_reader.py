@@ -67,8 +67,7 @@ DAMAGED = "raise __import__('seamseg').utils.errors.InputError('a damaged row')"
     [
         ("class ZipReader(Reader)", "class ZipReader", SeamsegError, "reader zip"),
         ('f"img/{', 'f"{self.missing}/{', SeamsegError, r"micro.zip: image \w+: reader zip, .*line \d+: Attrib"),
-        ("))[None]", "))", SeamsegError, r"TypeError: read_masks.. must return integers .*, returned int32 \(64, 96\)"),
-        ("))[None]", ")).tolist()", SeamsegError, "reader zip, .*, returned list"),
+        ("))[None]", "))", InputError, r"the masks are int32 of \(64, 96\), expected integers L x "),
         (
             'name = f"img/{',
             f'{DAMAGED}; name = f"img/{{',
@@ -79,8 +78,7 @@ DAMAGED = "raise __import__('seamseg').utils.errors.InputError('a damaged row')"
     ],
 )
 def test_mistakes(old, new, error, message, file, options):
-    # an error of the reader ends the training whatever part of the images may be unreadable
-    run = options("run", f"dataloader.broken_limit={0.9 if error is SeamsegError else 0}")
+    run = options("run")
     assert_refused(run, message, file, old, new, error)
 
 
@@ -88,4 +86,4 @@ def test_a_reader_without_maps_says_so(options, tmp_path):
     head = tmp_path / "my_head.py"
     head.write_text(DEPTH)
     with pytest.raises(InputError, match=r"micro.zip: its reader reads no maps, such as depth"):
-        run_training(options("run", f"general.components={head}", "dataloader.broken_limit=0"))
+        run_training(options("run", f"general.components={head}"))

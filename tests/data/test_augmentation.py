@@ -17,7 +17,7 @@ from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
 from seamseg.data.samplers import SampleIndex
-from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
@@ -151,25 +151,6 @@ def test_jitter_factors_come_from_the_rng_and_are_bounded():
     assert (high <= [1.2, 2.5, 1, 0.1]).all()
     assert (low <= [0.82, 0.2, 1, -0.08]).all()
     assert (high >= [1.18, 2.3, 1, 0.08]).all()
-
-
-def test_each_jitter_factor():
-    pixels = torch.tensor([[[200, 20]], [[40, 30]], [[40, 10]]], dtype=torch.uint8)
-    assert torch.equal(jitter(pixels, (1, 1, 1, 0)), pixels)
-    assert torch.equal(jitter(pixels, (0.5, 1, 1, 0)), pixels // 2)
-    assert len(jitter(pixels, (1, 0, 1, 0)).unique()) == 1
-    grey = jitter(pixels, (1, 1, 0, 0))
-    assert torch.equal(grey, grey[:1].expand(3, -1, -1))
-    shifted = jitter(pixels, (1, 1, 1, 1 / 3))
-    assert shifted[:, 0, 0].tolist() == [40, 200, 40]  # red to green
-    # beyond 1, away from black, the mean grey of all pixels, and the grey of each pixel
-    x = pixels.double()
-    greys = (x * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0)
-    for position, centre in enumerate((0, greys.mean(), greys)):
-        factors = [1.0, 1.0, 1.0, 0.0]
-        factors[position] = 1.2
-        wanted = (centre + 1.2 * (x - centre)).clamp(0, 255)
-        assert (jitter(pixels, tuple(factors)).double() - wanted).abs().max() < 1.5
 
 
 @pytest.mark.parametrize("rotated", [False, True])

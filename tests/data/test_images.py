@@ -197,13 +197,3 @@ def test_masks_that_lack_rows(tmp_path, mode, interlaced):
     damaged[at + 4 + int.from_bytes(data[at - 4 : at], "big")] ^= 1
     with pytest.raises(UnreadableImage, match=r"a\.png: corrupt image: the checksum of its IDAT chunk"):
         open_mask(path, bytes(damaged))
-
-
-def test_pixels_are_copied_in_bands(monkeypatch):
-    image = Image.effect_noise((31, 50), 90).convert("RGB")
-    whole = np.array(image)
-    for rows in (7, 50):
-        monkeypatch.setattr("seamseg.maps.images.BAND_BYTES", 3 * 31 * rows)
-        pixels = pixels_of(image)
-        assert np.array_equal(pixels, whole)
-        assert pixels.flags.writeable

@@ -97,15 +97,6 @@ def test_compacted_ids_keep_their_class(values):
     assert set(np.unique(new)) | {0} == set(range(len(classes)))
 
 
-def test_instances_that_vanish_are_dropped():
-    mask = np.zeros((1, 60, 60), np.int32)
-    mask[0, 30, 30], mask[0, :20, :20] = 1, 2
-    item = TrainTransform(6, None)(Image.new("RGB", (60, 60)), mask, [255, 0, 2], [0, 0, 1])
-    assert item["cat"].tolist() == [255, 2]
-    assert item["iscrowd"].tolist() == [0, 1]
-    assert item["bbx"][1].tolist() == [0, 0, 2, 2]
-
-
 def test_layers_are_kept():
     layers = np.stack([MASK[0], np.zeros_like(MASK[0])])
     layers[1, 5:9, 6:20] = 5

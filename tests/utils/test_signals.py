@@ -10,8 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from seamseg.data.loader import BatchLoader
-from seamseg.data.workers import begin_worker
+from seamseg.data.loader import BatchLoader, begin_worker
 from seamseg.utils.parallel import parallel_map
 
 

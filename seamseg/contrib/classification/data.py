@@ -26,15 +26,11 @@ TRAIN, VAL = "train", "val"
 
 
 class ImageBatch(NamedTuple):
-    """Images `N x 3 x H x W` float32, normalised, or `N x crops x 3 x H x W`; classes `N` int64; file names.
-
-    None is `unreadable`: an image that cannot be read is an error.
-    """
+    """Images `N x 3 x H x W` float32, normalised, or `N x crops x 3 x H x W`; classes `N` int64; file names."""
 
     images: Tensor
     labels: Tensor
     ids: list[str]
-    unreadable: tuple[()] = ()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
         """Copy the tensors to a device."""
@@ -51,7 +47,7 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
 
     `transform` makes a tensor of an RGB image; its numbers from `random` and torch's global generator depend on `seed`,
     the epoch and the image alone. `upright` applies the EXIF orientation, as prediction does and the original
-    does not. `reading` is one number in shared memory, see :mod:`seamseg.data.workers`.
+    does not.
 
     InputError if there are no class folders, or one without images. Hidden files and folders are ignored.
     """
@@ -75,7 +71,6 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         self.transform = transform
         self.seed = seed
         self.upright = upright
-        self.reading: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -94,16 +89,12 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         """Return the transformed image, its class and its name; InputError for one that cannot be read or cropped."""
         epoch, index = key[:2] if isinstance(key, tuple) else (0, key)
         path, label = self.samples[index]
-        if self.reading is not None:
-            self.reading[0] = index
         image = open_image(path, upright=self.upright)
         with _seeded(f"{self.seed}/{epoch}/{index}"):
             try:
                 item = self.transform(image)
             except ValueError as error:
                 raise InputError(f"{path}: {image.width} x {image.height} pixels: {error}") from None
-        if self.reading is not None:
-            self.reading[0] = -1
         return item, label, str(Path(path).relative_to(self.folder))
 
     def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:

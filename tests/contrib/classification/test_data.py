@@ -13,7 +13,7 @@ from support.classes import make_class_folders
 from seamseg.contrib.classification.config import parse_classifier_config
 from seamseg.contrib.classification.data import ClassFolders, class_names, open_train_loader, open_val_loader
 from seamseg.contrib.classification.transforms import to_float
-from seamseg.data.loader import set_epoch
+from seamseg.data.loader import index_sampler
 from seamseg.data.samplers import SampleIndex
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -79,7 +79,7 @@ def test_training_batches_are_shuffled_and_divided(root: Path) -> None:
     loaders, orders = [open_train_loader(dataset, config, World(rank, 2)) for rank in (0, 1)], []
     for epoch in (0, 1):
         for loader in loaders:
-            set_epoch(loader, epoch)
+            index_sampler(loader).set_epoch(epoch)
         batches = [batch.ids for loader in loaders for batch in loader]
         assert {len(b) for b in batches} == {4}
         orders.append([name for batch in batches for name in batch])
