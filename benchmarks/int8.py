@@ -104,7 +104,7 @@ def score(model: Any, precision: str, data: str) -> str:
 
     inference: dict[str, Any] = {} if is_exported(model) else {"overrides": OVERRIDES, "precision": precision}
     options = EvaluationOptions(model, data, "cpu", split="val", quiet=True, **inference)
-    return evaluate_model(options).scores.line()
+    return evaluate_model(options).line()
 
 
 if __name__ == "__main__":

@@ -71,12 +71,12 @@ def evaluate(options: EvaluationOptions) -> Scores:
     Raises
     ------
     seamseg.utils.errors.InputError
-        if something is missing or broken, all images fail, or the classes of model and data set differ and no table
+        if something is missing or broken, or the classes of model and data set differ and no table
         maps them
     """
     from seamseg.validation.evaluate import evaluate_model
 
-    return evaluate_model(options).scores
+    return evaluate_model(options)
 
 
 @takes(TrainingOptions)

@@ -31,14 +31,13 @@ the data set that the model has none for count as missed: PQ, IoU and AP 0 where
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.inference.options import MODEL
-from seamseg.utils.errors import InputError, counted
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
@@ -84,13 +83,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
     of_files = args.gt is not None or args.pred is not None
-    scores, failed = (_score_files(args), 0) if of_files else _score_model(args)
+    scores = _score_files(args) if of_files else _score_model(args)
     if is_main_process():
         _show(scores, args.json)
-        if failed:
-            lost = counted(failed, "image")
-            echo(f"seamseg evaluate: {lost} failed; the scores are those of the others", file=sys.stderr)
-    return 1 if failed else 0
+    return 0
 
 
 def _score_files(args: argparse.Namespace) -> PanopticScores:
@@ -122,8 +118,7 @@ def _worker_count(args: argparse.Namespace) -> int:
     return min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
 
 
-def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
-    """Return the scores of a model, and the number of images that failed."""
+def _score_model(args: argparse.Namespace) -> Scores:
     if args.model is None or args.data is None:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := next((name for name in _FILE_OPTIONS if name != "json" and getattr(args, name) is not None), None):
@@ -138,8 +133,7 @@ def _score_model(args: argparse.Namespace) -> tuple[Scores, int]:
         options = replace(options, overrides=(*args.overrides, "general.eval_coco=yes"))
     from seamseg.validation.evaluate import evaluate_model
 
-    scored = evaluate_model(options)
-    return scored.scores, scored.failed
+    return evaluate_model(options)
 
 
 def _run_cityscapes(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from seamseg.checkpoints.class_table import ClassTable
@@ -21,21 +21,7 @@ from seamseg.validation.options import EvaluationOptions
 from seamseg.validation.validator import Validator, scorer_of
 
 
-@dataclass(frozen=True)
-class ModelScores:
-    """The scores from :func:`evaluate_model`, with the model, split and classes they belong to.
-
-    `failed` is the number of images that could not be read or computed, of which these are no scores.
-    """
-
-    scores: Scores
-    model: str
-    split: str
-    metadata: Metadata
-    failed: int = 0
-
-
-def evaluate_model(options: EvaluationOptions) -> ModelScores:
+def evaluate_model(options: EvaluationOptions) -> Scores:
     """Score the results that `predict` gives with the same options; joins the processes of torchrun if there are any.
 
     InputError if the classes of model and data set differ and no table maps them.
@@ -85,7 +71,7 @@ def evaluate_model(options: EvaluationOptions) -> ModelScores:
             assert isinstance(scores, PanopticScores)
             by_table = "" if mapped is None else f", classes mapped by {Path(mapped.table).name}"
             writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}{by_table}", scores)
-        return ModelScores(scores, opened.name, split, validator.metadata, len(validator.dataset) - scores.n_images)
+        return scores
 
 
 def _input_size(opened: OpenedModel, options: EvaluationOptions) -> InputSize:

@@ -98,7 +98,6 @@ class EvaluationWriter:
         )
 
     def _write_maps(self, validated: PanopticValidation, name: str) -> dict[str, str]:
-        """Write the maps of custom heads as images, named as the prediction."""
         written = {}
         for key, spec in self.maps.items():
             written[key] = f"{key}/{name}"

@@ -1,4 +1,4 @@
-"""The images of a split as a validation reads them, or why one cannot be read, and what it makes of them."""
+"""The images of a split as a validation reads them, and what it makes of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import network_input
 from seamseg.inference.results.base import ImageResult
@@ -22,7 +20,6 @@ from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.utils.errors import SeamsegError, item_error
 
 
 @dataclass(frozen=True)
@@ -106,28 +103,6 @@ class ValidationTransform:
         # a tensor, which the processes of a loader share
         pixels = torch.from_numpy(network_input(image, self.size))
         return {"img": pixels, "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
-
-
-class ItemsOrErrors(Dataset[Any]):
-    """The items of a split; the error, for an image that cannot be read."""
-
-    def __init__(self, dataset: PanopticDataset) -> None:
-        self.dataset = dataset
-        self.reader = dataset.reader
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> ValidationItem | SeamsegError:
-        try:
-            return item_of(self.dataset[index])
-        except Exception as error:
-            return item_error(error, f"{self.dataset.file_name(index)}: cannot be read")
-
-
-def unchanged(item: Any) -> Any:
-    """Return an item as it is; the default `collate_fn` would rebuild it."""
-    return item
 
 
 def item_of(data: Any) -> ValidationItem:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
-from seamseg.config.components import at_fault
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.loader import shard_loader
@@ -42,14 +40,12 @@ from seamseg.maps.panoptic_map import ClassInfo, PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.models.network import Network
-from seamseg.utils.distributed import World, gather_objects
-from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
-from seamseg.utils.output import echo
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import progress
 from seamseg.validation.class_mapping import ClassMapping
 from seamseg.validation.items import (
-    ItemsOrErrors,
     Observer,
     PanopticValidation,
     Scorer,
@@ -57,7 +53,6 @@ from seamseg.validation.items import (
     ValidationResult,
     ValidationTransform,
     item_of,
-    unchanged,
 )
 from seamseg.validation.metrics import CustomMetrics, scores_of_all
 
@@ -108,89 +103,29 @@ class Validator:
 
     def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
         """Score a network as it is trained, on the device of this process, preserving its mode."""
-        with self._predictor(net) as predictor:
-            return self.score(predictor, observer, desc, strict=True)
-
-    @contextmanager
-    def _predictor(self, net: nn.Module) -> Iterator[Predictor[Any]]:
         options, was_training = self.config.dataloader, net.training
         network = run_by_torch(cast(Network, net), Normalise(options.rgb_mean, options.rgb_std), self.world.device)
         reference = reference_size(options.shortest_size, options.longest_max_size)
-        thresholds = Thresholds.of(self.config)
+        predictor = Predictor[Any](network, self.metadata, self.size, Thresholds.of(self.config), reference=reference)
         try:
-            yield Predictor(network, self.metadata, self.size, thresholds, reference=reference)
+            return self.score(predictor, observer, desc)
         finally:
             net.train(was_training)
 
-    def try_one(self, net: nn.Module) -> list[str]:
-        """Score the image of most segments alone, in each process, to find errors; return warnings.
-
-        A score may be undefined for one image, so that a ValueError or division by zero in the scores of a metric is a
-        warning.
-        """
-        alone = replace(self, world=World(device=self.world.device))
-        images = self.dataset.images
-        item = item_of(self.dataset[max(range(len(images)), key=lambda i: len(images[i].cat))])
-        with self._predictor(net) as predictor:
-            scorer, metrics = alone._run(predictor, [item])
-        try:
-            metrics.added_to(scores_of_all(alone.world, scorer))
-        except SeamsegError as error:
-            if not isinstance(error.__cause__, (ValueError, ZeroDivisionError)):
-                raise
-            return [f"validation image {item.id} alone: {error}"]
-        return []
-
-    def score(
-        self,
-        predictor: Predictor[Any],
-        observer: Observer | None = None,
-        desc: str = "validate",
-        strict: bool = False,
-    ) -> Scores:
-        """Score the results of a predictor; an image that fails is reported on stderr and left out.
+    def score(self, predictor: Predictor[Any], observer: Observer | None = None, desc: str = "validate") -> Scores:
+        """Score the results of a predictor; an image that cannot be read is an error.
 
         The predictor has the classes of the data set, or classes that `mapping` maps to them. `desc` is the label of
-        the progress bar. With `strict`, as in training, all errors are raised: weights may be ruined, and scores of
-        fewer images cannot be compared. SeamsegError if all images fail.
+        the progress bar.
         """
-        failed: list[SeamsegError] = []
-        kept = None if strict else failed
-        scorer, metrics = self._run(predictor, self._readable(desc, kept), observer, kept)
-        failures = [error for part in gather_objects(self.world, failed) for error in part]
-        if len(failures) == len(self.dataset):
-            raise type(failures[0])(f"{self.dataset.split}: all images fail, the first is {failures[0]}")
-        scores: Any = metrics.added_to(scores_of_all(self.world, scorer))
-        lost = len(failures)
-        found: Scores = replace(scores, n_images=len(self.dataset) - lost, failed=lost) if lost else scores
-        return found
-
-    def _run(
-        self,
-        predictor: Predictor[Any],
-        items: Iterable[ValidationItem],
-        observer: Observer | None = None,
-        failed: list[SeamsegError] | None = None,
-    ) -> tuple[Scorer, CustomMetrics]:
-        """Predict and compare the images of this process; report those that fail in `failed`, or raise for None."""
         scorer: Scorer = scorer_of(self.config.kind)(self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
         # the original pads batches, so its predictions depend on the batch; single images avoid that
         size = 1 if self.legacy else self.config.dataloader.val_batch_size or 1
-        groups = equal_size_batches(items, size, lambda item: item.pixels.shape, tiling=predictor.tiling)
+        groups = equal_size_batches(self._items(desc), size, lambda item: item.pixels.shape, tiling=predictor.tiling)
 
         def run(group: list[ValidationItem]) -> tuple[list[ValidationItem], list[ArrayPrediction]]:
-            try:
-                return group, predictor.raw([item.pixels for item in group])
-            except Exception as error:
-                if failed is None:
-                    raise
-                failure, fault = item_error(error, "the network fails"), at_fault(error)
-            if len(group) == 1:
-                _skip(type(failure)(f"{group[0].id}: {fault or failure}"), failed)
-                return [], []
-            alone = [run([item]) for item in group]
-            return [item for items, _ in alone for item in items], [one for _, made in alone for one in made]
+            return group, predictor.raw([item.pixels for item in group])
 
         with (
             predictor.images_at_a_time() as (threads, begin),
@@ -205,7 +140,14 @@ class Validator:
                         metrics.add(replace(item, result=named), validated.prediction)
                     if observer is not None:
                         observer(validated)
-        return scorer, metrics
+        scores: Scores = metrics.added_to(scores_of_all(self.world, scorer))
+        return scores
+
+    def _items(self, desc: str) -> Iterator[ValidationItem]:
+        workers = self.config.dataloader.num_workers
+        loader = shard_loader(self.dataset, workers, self.world, batch_size=None, collate_fn=item_of)
+        shown = self.world.is_main and not self.quiet
+        return iter(progress(loader, len(loader), desc) if shown else loader)
 
     @property
     def map_only(self) -> bool:
@@ -221,19 +163,6 @@ class Validator:
     def classes(self) -> list[ClassInfo]:
         """Classes of the data set, stuff first."""
         return class_infos(self.dataset.metadata)
-
-    def _readable(self, desc: str, failed: list[SeamsegError] | None) -> Iterator[ValidationItem]:
-        """Yield the images of this process; add those that cannot be read to `failed`, or raise for None."""
-        workers, items = self.config.dataloader.num_workers, ItemsOrErrors(self.dataset)
-        loader = shard_loader(items, workers, self.world, batch_size=None, collate_fn=unchanged)
-        shown = self.world.is_main and not self.quiet
-        for item in progress(loader, len(loader), desc) if shown else loader:
-            if not isinstance(item, SeamsegError):
-                yield item
-            elif failed is None:
-                raise item
-            else:
-                _skip(item, failed)
 
 
 class PanopticScorer:
@@ -365,8 +294,3 @@ SCORERS = (PanopticScorer, InstanceScorer, SemanticScorer)
 def scorer_of(kind: str) -> Any:
     """Return the class of the :class:`Scorer` of a kind of network; None if it is not scored on a data set."""
     return next((scorer for scorer in SCORERS if scorer.result is result_of(kind)), None)
-
-
-def _skip(error: SeamsegError, failed: list[SeamsegError]) -> None:
-    echo(f"skipped {one_line(error)}", file=sys.stderr, flush=True)
-    failed.append(error)

@@ -161,7 +161,7 @@ def test_scores_are_the_same_in_one_and_two_processes(folder):
     with narrow_body():
         model = folder / "mixed" / "model_last.pth.tar"
         options = EvaluationOptions(model, folder / "data", "cpu", quiet=True, overrides=AP)
-        of_model = evaluate_model(options).scores.to_json()
+        of_model = evaluate_model(options).to_json()
     of_eye = seen(folder, World())
     assert of_model == json.loads((folder / "evaluated.0.json").read_text())
     # as while training

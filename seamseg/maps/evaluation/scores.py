@@ -48,14 +48,12 @@ class Scores(ABC):
     n_images : number of images
     metrics : numbers of custom metrics by name
     selected : what selects the best snapshot instead of the score of the kind; None for that
-    failed : number of images that could not be read or computed, which are left out
     mapped : which classes of the model were scored; None if it has the classes of the data set
     """
 
     n_images: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     selected: Selection | None = None
-    failed: int = 0
     mapped: MappedClasses | None = None
 
     @property
@@ -77,8 +75,6 @@ class Scores(ABC):
                 "void": list(self.mapped.void),
                 "without_missing": {n: or_none(value) for n, value in self.mapped.means(self.by_class()).items()},
             }
-        if self.failed:
-            out["failed"] = self.failed
         return out | {name: or_none(value) for name, value in self.metrics.items()}
 
     def scalars(self) -> dict[str, float]:

@@ -124,13 +124,11 @@ def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, 
     the number of images in only one of the runs.
     """
     evaluations = [run.evaluation for run in runs]
-    failed = [one.scores.get("failed", 0) for one in evaluations]
     return {
         "titles": run_titles(evaluations),
         "training": [training_of(one.folder) for one in evaluations],
         "headline": _headline([one.scores for one in evaluations]),
         "n_images": [len(run.images) for run in runs],
-        **({"failed": failed} if any(failed) else {}),
         "unpaired": unpaired,
         "maps": sorted(set().union(*(run.maps for run in runs))),
         "classes": _classes(evaluations),
