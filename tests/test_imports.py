@@ -39,7 +39,7 @@ ORDER = (*TOP, "__init__", "contrib", *CORE, *(f"maps.{part}" for part in MAPS),
 `__init__` is `seamseg` itself, which may offer anything, lazily."""
 
 TRAINING = (
-    "run", "trainer", "setup", "weights", "logging", "losses", "checkpointing", "preemption",
+    "run", "trainer", "setup", "logging", "losses", "checkpointing", "preemption",
     "step", "ddp", "graphs", "prefetch", "optim", "options", "callbacks", "result",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""

@@ -8,10 +8,8 @@ import os
 import pickle
 import re
 import warnings
-import zipfile
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -156,39 +154,6 @@ def fsync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = None) -> None:
-    """Read a whole snapshot and verify its checksums; InputError if it is damaged, or `parse` refuses its content.
-
-    torch writes a zip file with a CRC-32 of each record. Bytes that readers ignore (padding and dates between the
-    records) are not covered. Snapshots of torch before 1.6 have no checksums: they are only loaded.
-    """
-    try:
-        with open(path, "rb") as file:
-            zipped = file.read(2) == b"PK"
-            if zipped and not _records_are_whole(file):
-                raise InputError(f"{path}: {_damage(b'PK')}")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    # check the structure as torch does, without reading the tensors
-    (parse or parse_snapshot)(load_tensors(path, str(path), zipped), str(path))
-
-
-def _records_are_whole(file: IO[bytes]) -> bool:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            return bool(entries) and all(map(_is_plain, entries)) and archive.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError):
-        return False
-
-
-def _is_plain(entry: zipfile.ZipInfo) -> bool:
-    """Return whether a record is stored uncompressed, as `torch.save` does."""
-    # torch reads an entry with the folder bit (0x10), which Python's reader ignores, as one without data
-    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-    return stored and not entry.external_attr & 0x10
 
 
 def _cause_of(error: RuntimeError) -> BaseException:

@@ -17,7 +17,7 @@ DATA is a dataset folder from `seamseg prepare`. The run folder holds config.ini
 epoch, model_last.pth.tar and model_best.pth.tar, so that `seamseg predict runs/my ...` works; also training.log,
 metrics.jsonl and TensorBoard files. snapshots/ holds the newest snapshots.
 
-Re-run the same command with --resume auto to resume an interrupted training. It continues from the newest undamaged
+Re-run the same command with --resume auto to resume an interrupted training. It continues from the newest
 snapshot, with the same numbers as an uninterrupted run, or starts a new training if there is no snapshot; so one
 command can be re-run any number of times. Snapshots are written after each epoch, every general.snapshot_interval
 steps, and on SIGTERM, SIGUSR1 or Ctrl-C (exit code 143, 138 or 130); a second Ctrl-C ends at once. The number of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ class Run:
         rates and the images of a training batch are reported
     resumed : whether the training continues an earlier run
     stop_reason : reason given to :meth:`stop`; empty unless it was called
-    stopped_by : name of the callback that called it
     """
 
     folder: Path
@@ -41,13 +39,9 @@ class Run:
     epoch: int = 0
     resumed: bool = False
     stop_reason: str = ""
-    stopped_by: str = ""
 
     def stop(self, reason: str) -> None:
-        """End the training after the current step or validation, with a snapshot; the log has the reason.
-
-        `resume=auto` does not go on with a training that was stopped, `resume=SNAPSHOT` does.
-        """
+        """End the training after the current step or validation, with a snapshot; the log has the reason."""
         self.stop_reason = self.stop_reason or reason
 
 
@@ -160,16 +154,11 @@ class Callbacks:
     active: dict[str, Callback] = field(default_factory=dict)
 
     def begin(self, states: Mapping[str, Any]) -> None:
-        """Begin a training, with the states of a snapshot; InputError if no snapshot could hold the state of one."""
+        """Begin a training, with the states of a snapshot."""
         for name, callback in list(self.active.items()):
             if name in states:
                 self._call(name, partial(callback.load_state_dict, states[name]))
         self._call_all(lambda callback: callback.begin(self.run))
-        for name, callback in self.active.items():
-            state = None
-            with suppress(Exception):  # it may not have a state yet
-                state = callback.state_dict()
-            check_storable(state, f"callback {name}: state_dict()")
 
     @property
     def draws(self) -> bool:
@@ -204,13 +193,10 @@ class Callbacks:
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         """Return what a function returns; None, with a warning and without this callback from now on, if it fails."""
-        stopped = bool(self.run.stop_reason)
         try:
             return call()
         except Exception as error:
             module = type(self.active.pop(name)).__module__
             where = described(error, None if module.startswith("seamseg.") else file_of(module))
             self.warn(f"callback {name} is not called again{where}")
-        finally:
-            if self.run.stop_reason and not stopped:
-                self.run.stopped_by = name
+            return None

@@ -12,7 +12,7 @@ step, and DistributedDataParallel must come later than the first batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -34,21 +34,11 @@ ROWS = 128
 _WITHOUT = "[general] cuda_graphs: {} without CUDA graphs: {}"
 
 
-class Recorder(Protocol):
-    """Records functions without arguments, which must not wait for the device."""
-
-    latest: object
-    """What was computed last in the memory that all share."""
-
-    def warm_up(self, function: Callable[[], object]) -> None:
-        """Call a function as it will be recorded."""
-
-    def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        """Return tensors at fixed places, and a function that computes the results of `function` there."""
-
-
 class CudaRecorder:
-    """Records CUDA graphs that share their memory, since one is replayed after the other."""
+    """Records functions without arguments, which must not wait for the device, as CUDA graphs that share their memory.
+
+    One is replayed after the other. `latest` is what was computed last in the memory that all share.
+    """
 
     def __init__(self, device: torch.device) -> None:
         # memory is shared on one stream only
@@ -58,7 +48,7 @@ class CudaRecorder:
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        """See :class:`Recorder`."""
+        """Call a function as it will be recorded."""
         now = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(now)
         with torch.cuda.stream(self._stream):
@@ -66,7 +56,7 @@ class CudaRecorder:
         now.wait_stream(self._stream)
 
     def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        """See :class:`Recorder`."""
+        """Return tensors at fixed places, and a function that computes the results of `function` there."""
         graph, other = torch.cuda.CUDAGraph(), next(iter(self._graphs), None)
         pool = None if other is None else other.pool()
         now = torch.cuda.current_stream(self._stream.device)
@@ -120,7 +110,7 @@ class GraphPair:
     the backward pass, in memory of the caller: autograd adds them up, and hooks of the parameters see them.
     """
 
-    def __init__(self, module: nn.Module, x: Any, recorder: Recorder) -> None:
+    def __init__(self, module: nn.Module, x: Any, recorder: CudaRecorder) -> None:
         self._module = module
         self._input = copy_tensors(x)
         self._autocast_device = next(module.parameters()).device.type
@@ -222,7 +212,7 @@ class TrainingGraphs(CudaGraphCache):
     def __init__(
         self,
         net: Network,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         warn: Callable[[str], None],
         max_graphs: int = MAX_SIZES,
         module: nn.Module | None = None,
@@ -284,7 +274,7 @@ class StepGraphs(TrainingGraphs):
     runs = "proposals, ROI head and losses run"
 
     def __init__(
-        self, net: Network, recorder: Recorder, warn: Callable[[str], None], max_graphs: int = MAX_SIZES
+        self, net: Network, recorder: CudaRecorder, warn: Callable[[str], None], max_graphs: int = MAX_SIZES
     ) -> None:
         super().__init__(net, recorder, warn, max_graphs, _Step(net))
         self._dense = TrainingGraphs(net, recorder, warn, max_graphs)
@@ -325,7 +315,7 @@ def capture_problem(net: Network, parts: Sequence[str]) -> str | None:
 
 
 def use_cuda_graphs(
-    module: TrainingModule, device: torch.device, warn: Callable[[str], None], recorder: Recorder | None = None
+    module: TrainingModule, device: torch.device, warn: Callable[[str], None], recorder: CudaRecorder | None = None
 ) -> None:
     """Have a network compute its losses, or run its dense part, by CUDA graphs; `warn` is called where it cannot."""
     net = module.net

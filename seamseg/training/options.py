@@ -27,7 +27,7 @@ class TrainingOptions:
     device: str = option("auto, cpu, cuda or cuda:N (default: auto)", "auto")
     _: KW_ONLY
     resume: str | Path | None = option(
-        "resume from this snapshot, also from one of the original, or from the newest undamaged one of a run folder; "
+        "resume from this snapshot, also from one of the original, or from the newest one of a run folder; "
         "auto: from that of `log_dir`, if there is one (`pretrain` is then ignored)",
         None,
         "F",
@@ -113,7 +113,6 @@ class TrainerOptions:
     val_interval: int = 1
     snapshot_interval: int = 0
     snapshot_keep: int = 1
-    broken_limit: float = 0.0
     cudnn_benchmark: bool = True
     compile: bool = False
     cuda_graphs: bool = False

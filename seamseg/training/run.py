@@ -32,7 +32,7 @@ from seamseg.training.checkpointing.checkpoint import (
     load_weights,
     resume,
 )
-from seamseg.training.checkpointing.rank_state import rng_state, seed_everything, set_rng_state
+from seamseg.training.checkpointing.rank_state import seed_everything
 from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
 from seamseg.training.graphs import use_cuda_graphs
 from seamseg.training.logging.logs import TextLog
@@ -40,19 +40,17 @@ from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions, TrainingOptions
 from seamseg.training.preemption import Preempted
-from seamseg.training.prefetch import DevicePrefetcher, count_unreadable
+from seamseg.training.prefetch import DevicePrefetcher
 from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper
 from seamseg.training.trainer import Trainer
 from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.component_errors import named_errors
-from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
 from seamseg.utils.errors import InputError, counted
 from seamseg.utils.output import without_message
 from seamseg.utils.progress import is_quiet
-from seamseg.validation.validator import Validator
 
 
 def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainResult:
@@ -63,14 +61,15 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
     loss or gradient is not finite, or a file cannot be written; Preempted if a signal stopped the training, after
     writing a snapshot.
     """
-    _check_callbacks(options.callbacks)
+    for callback in options.callbacks:
+        if not isinstance(callback, Callback):
+            raise InputError(f"`callbacks`: {callback!r:.80} is no object of a seamseg.components.Callback")
     if setup is None:
         config = completed(load_config(options.config, None, options.overrides))
         if not options.evaluate:
             check_training(config, options.config, options.overrides)
         setup = segmentation(config, options.config)
     with _opened(options, setup) as (world, folder, log):
-        auto = options.resume == AUTO
         options = _find_snapshot(options, world, folder, log)
         torch.backends.cudnn.benchmark = setup.options.cudnn_benchmark
         validator = setup.open_validator(options.data, world)
@@ -93,23 +92,10 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
                 load_weights(options.resume, net, metadata, folder)
             scores = validator(net)
             return TrainResult(folder.path, best=scores.selection.value, validation=scores)
-        if setup.components and isinstance(validator, Validator):
-            _try_validation(validator, net, world, log)
         state, resumed = _prepare(options, setup, module, metadata, loader, world, folder, log)
-        if auto and resumed is not None and resumed.stopped:
-            return _stopped(resumed, state, folder, log)
         trainer = _open_trainer(state, resumed, setup, loader, validator, folder, log, options.callbacks)
         found = trainer.train()
         return _result(world, trainer.progress, trainer.reporter.callbacks.run, found)
-
-
-def _check_callbacks(callbacks: Sequence[Callback]) -> None:
-    if not isinstance(callbacks, (list, tuple)):
-        raise InputError(f"`callbacks` must be a list of callbacks, not {callbacks!r:.80}")
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            made = f": make an object of it, {callback.__name__}()" if isinstance(callback, type) else ""
-            raise InputError(f"`callbacks`: {callback!r:.80} is no seamseg.components.Callback{made}")
 
 
 @contextmanager
@@ -161,7 +147,6 @@ def _open_log(folder: RunFolder, world: World) -> TextLog:
 
 
 def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, world: World, log: TextLog) -> None:
-    """Log classes, device and the images of a step."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
     processes = f"in {world.size} processes " if world.is_distributed else ""
     counts = f"{metadata.num_stuff} stuff and {metadata.num_thing} thing" if metadata.num_stuff else metadata.num_thing
@@ -186,20 +171,6 @@ def completed(config: Config) -> Config:
         return replace(config, parts={**config.parts, component.section: component.make.completed(keys)})
 
 
-def _try_validation(validator: Validator, net: nn.Module, world: World, log: TextLog) -> None:
-    """Score one image before the training, without a trace: custom metrics would fail after its first epoch."""
-    random = rng_state(world.device)
-    try:
-        for line in validator.try_one(net):
-            log.warning(line)
-    except Exception as error:
-        # the validation reports it
-        if not lacks_memory(error):
-            raise
-    finally:
-        set_rng_state(random, world.device)
-
-
 def _prepare(
     options: TrainingOptions,
     setup: Setup,
@@ -210,7 +181,6 @@ def _prepare(
     folder: RunFolder,
     log: TextLog,
 ) -> tuple[TrainState, ResumePoint | None]:
-    """Build optimizer, schedule and stepper, restored from a snapshot if the run is resumed."""
     net, settings = module.get_submodule("net"), setup.options
     optimizer = setup.build_optimizer(net)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
@@ -268,12 +238,8 @@ def _open_trainer(
     log: TextLog,
     callbacks: Sequence[Callback],
 ) -> Trainer:
-    """Write the files of the model, and open what reports the training."""
     world, settings = state.world, state.options
     if world.is_main:
-        if resumed is None and (folder.last.exists() or folder.best.exists() or folder.saved()):
-            what = "holds snapshots of an earlier run; the first snapshot of this run replaces them"
-            log.warning(f"{folder.path} {what}")
         setup.write_model(folder, state.metadata)
         if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
             # the run may have ended between writing the snapshot and linking it
@@ -287,27 +253,14 @@ def _open_trainer(
     following = Callbacks(run, log.warning, _named(setup, callbacks) if world.is_main else {})
     images = setup.sample_images(state.metadata)
     reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
-    unreadable = count_unreadable(loader, world, settings.broken_limit, log.warning)
-    batches = DevicePrefetcher(loader, world.device, unreadable, setup.prepare)
+    batches = DevicePrefetcher(loader, world.device, setup.prepare)
     if done is not None and done.epoch + 1 >= settings.epochs:
         epochs = settings.key("scheduler.epochs")
         log.warning(f"all {settings.epochs} epochs are done already; raise {epochs} to train on")
     return Trainer(state, batches, validator, folder, reporter, resumed)
 
 
-def _stopped(resumed: ResumePoint, state: TrainState, folder: RunFolder, log: TextLog) -> TrainResult:
-    """Return the result of a training that a callback has stopped, without going on with it; a collective call."""
-    by, reason = resumed.stopped["by"], resumed.stopped["reason"]
-    log.info(
-        f"stopped by callback {by} at step {resumed.progress.global_step}: {reason}; `resume={resumed.source}` "
-        "continues the training"
-    )
-    run = Run(folder.path, state.config, state.options.epochs, stop_reason=reason, stopped_by=by)
-    return _result(state.world, resumed.progress, run, None)
-
-
 def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
-    """Collect what only the main process has of a finished training, for all processes; a collective call."""
     history = read_metrics(run.folder) if world.is_main else []
     validated = any(line.get("kind") == "validation" for line in history)
     best = done.best_score if validated and (done.best_of or done.best_score) else None
@@ -332,8 +285,7 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
         if options.resume is None or not Path(options.resume).is_dir():
             return options
         folder = replace(folder, path=Path(options.resume))
-    found = folder.newest_good(log.warning) if world.is_main else None
-    newest = gather_objects(world, found)[0]
+    newest = gather_objects(world, folder.newest() if world.is_main else None)[0]
     if options.resume != AUTO:
         if newest is None:
             raise InputError(f"`resume={options.resume}`: no run folder: it holds no snapshot")

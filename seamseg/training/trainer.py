@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from seamseg.data.loader import index_sampler, set_epoch, translate_worker_errors
+from seamseg.data.loader import index_sampler, translate_worker_errors
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
@@ -71,7 +71,7 @@ class Trainer:
         epochs, between, scores = self.options.epochs, self.options.snapshot_interval, None
         with self.reporter.following(states), self._preemption, closing(self.writer):
             for epoch in range(self.progress.epoch + 1, epochs):
-                with translate_worker_errors(self.batches.loader):
+                with translate_worker_errors():
                     if not self._train_epoch(epoch):
                         break
                 last = epoch + 1 == epochs
@@ -118,7 +118,7 @@ class Trainer:
             if due or self.losses.full:
                 self.losses.check()
             if due:
-                self.reporter.report(where, self.losses.pop_means(), self.batches.broken.count)
+                self.reporter.report(where, self.losses.pop_means())
             else:
                 self.reporter.progress(where)
             self.reporter.histograms(self.state.net, step)
@@ -145,10 +145,9 @@ class Trainer:
             raise OutOfMemory(message) from error
 
     def _begin_epoch(self, epoch: int) -> EpochPosition:
-        """Begin an epoch, or resume within it."""
         seed, world, loader = self.options.seed, self.world, self.batches.loader
         sampler = index_sampler(loader)
-        set_epoch(loader, epoch)
+        sampler.set_epoch(epoch)
         self.reporter.begin_epoch()
         seed_everything(seed, epoch, world.rank)
         position, resumed = self._position, self.resumed

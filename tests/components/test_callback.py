@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.components import component_file
 from support.micro import TENSORBOARD
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -169,30 +168,11 @@ def test_callbacks_given_in_python(micro, micro_config, tmp_path, monkeypatch):
     assert {(1, "train/targets"), (3, "train/targets")} < shown
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("wandb", "`callbacks` must be a list of callbacks, not 'wandb'"),
-        (["wandb"], "`callbacks`: 'wandb' is no seamseg.components.Callback"),
-        ([Counter], r"is no seamseg.components.Callback: make an object of it, Counter\(\)"),
-    ],
-)
-def test_what_is_no_callback(micro, micro_config, tmp_path, given, message):
-    with pytest.raises(InputError, match=message):
-        seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=given)
+def test_what_is_no_callback(micro, micro_config, tmp_path):
+    for given in ("wandb", ["wandb"], [Counter]):
+        with pytest.raises(InputError, match=r"`callbacks`: .* is no object of a seamseg.components.Callback"):
+            seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=given)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_state_that_no_snapshot_can_hold(micro, micro_config, tmp_path):
-    """Refused before the first step, not when the training is to be resumed."""
-
-    class Writer(Callback):
-        def state_dict(self):
-            return {"seen": [1, 2.5, "a", None, True, np.float32(3), torch.ones(2)], "to": {"path": tmp_path}}
-
-    with pytest.raises(InputError, match=r"callback Writer: state_dict\(\)\['to'\]\['path'\] is a PosixPath"):
-        seamseg.train(micro_config, micro, tmp_path / "run", "cpu", callbacks=[Writer()])
-    assert not (tmp_path / "run" / "snapshots").exists()
 
 
 def test_without_tensorboard(micro, micro_config, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.snapshot import load_snapshot, load_tensors, verify_snapshot
+from seamseg.checkpoints.snapshot import load_snapshot, load_tensors
 from seamseg.config.checks import check_training
 from seamseg.config.loader import config_from_string, config_to_string, load_config
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
@@ -130,7 +130,7 @@ def metadata(data: bytes, folder: Path) -> None:
 
 def snapshot(data: bytes, folder: Path) -> None:
     path = _written(folder / "a.pth.tar", data)
-    for read in (load_snapshot, lambda path: load_tensors(path, str(path), mmap=True), verify_snapshot):
+    for read in (load_snapshot, lambda path: load_tensors(path, str(path), mmap=True)):
         with refusing():
             read(path)
 

@@ -66,18 +66,6 @@ def test_average_is_swapped_in_and_out():
         held = network_state(worker.net)
         assert all(torch.equal(held[part][key], average[part][key]) for part in held for key in held[part])
         assert not torch.equal(held["body"]["0.weight"], before["net.body.0.weight"])
-        with worker.stepper.averaged():
-            pass
-        assert torch.equal(worker.net.body[0].weight, average["body"]["0.weight"])
-    same(before, state_of(worker.stepper))
-
-    def fail():
-        with worker.stepper.averaged():
-            worker.net.body[0].weight.data.zero_()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
     same(before, state_of(worker.stepper))
     assert addresses == [t.data_ptr() for t in worker.net.state_dict().values()]
 
@@ -108,24 +96,12 @@ def test_without_a_saved_average_it_starts_from_the_current_weights():
         assert all(torch.equal(state[part][key], value) for key, value in tensors.items())
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda ema: {"rpn_head": 3},
-        lambda ema: {"rpn_head": {"bias": torch.zeros(3)}},
-        lambda ema: {"rpn_head": {key: value[None] for key, value in ema["rpn_head"].items()}},
-        lambda ema: {"updates": 3},
-        lambda ema: {"updates": torch.zeros(3).long()},
-    ],
-)
+@pytest.mark.parametrize("damage", [{"rpn_head": 3}, {"rpn_head": {"bias": torch.zeros(3)}}, {"updates": None}])
 def test_the_average_of_another_network_is_refused(damage):
     worker = Worker(ema=0.9)
-    worker.step(0)
-    before, state = state_of(worker.stepper), stepper_state(worker.stepper)
-    state["ema"] = {**state["ema"], **damage(state["ema"])}
+    state = {"ema": {**stepper_state(worker.stepper)["ema"], **damage}}
     with pytest.raises(InputError, match=r"old\.tar: its moving average .* optimizer\.ema=0"):
         load_stepper_state(worker.stepper, state, "old.tar")
-    same(before, state_of(worker.stepper))
 
 
 def test_the_average_of_a_snapshot_is_loaded_by_default(tmp_path):
@@ -150,13 +126,6 @@ def test_the_average_of_a_snapshot_is_loaded_by_default(tmp_path):
     report = load_into(net, loaded)
     assert not report.averaged
     assert "moving" not in str(report)
-    for damaged in (3, {"body": 3}):
-        loaded.state_dict["ema"] = damaged
-        save_snapshot(path, loaded)
-        with pytest.raises(
-            InputError, match=r"snapshot\.tar: its 'ema', the moving average of the weights, is damaged"
-        ):
-            load_snapshot(path)
 
 
 @pytest.mark.usefixtures("narrow")

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from unittest import mock
 
 import pytest
 import torch
 from support.host_reads import HostReads, Launches
-from support.micro import narrow_body, train
+from support.micro import train
 from support.networks import in_turn, narrow_module, tiny_config, toy_batch
 from support.processes import launch
-from support.semantic_networks import semantic_config
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
@@ -155,23 +153,6 @@ def train_together(rank, join):
 def test_processes_exchange_the_gradients():
     """Of the last batch of a step, after those before were added up; with DistributedDataParallel as without."""
     launch(train_together, 2)
-
-
-def test_equal_to_a_step_of_a_semantic_network():
-    found = []
-    for recorder in (None, CopyingRecorder()):
-        torch.manual_seed(0)
-        with narrow_body():
-            module = build_training_module(semantic_config(), 2, 3).train()
-        if recorder is not None:
-            use_cuda_graphs(module, torch.device("cpu"), pytest.fail, recorder)
-        for _ in range(3):
-            module.zero_grad()
-            module(toy_batch(*SIZES)).means["sem_loss"].backward()
-        gradients = {f"d{name}": p.grad for name, p in module.named_parameters()}
-        found.append({**gradients, **module.state_dict()})
-    assert_equal(*found)
-    assert recorder.replays == 4
 
 
 def in_order(positive, negative, most_positive, number):
@@ -360,40 +341,9 @@ def test_norms_of_several_processes_run_without(monkeypatch):
     ]
 
 
-def test_on_a_cpu_and_for_other_networks_a_line_says_so():
-    module, said = narrow_module(), []
-    use_cuda_graphs(module, torch.device("cpu"), said.append)
-    with mock.patch.object(type(module.net), "dense_parts", ()):
-        use_cuda_graphs(module, torch.device("cuda"), said.append)
-    assert module.net.run_in_training is None
-    assert [line.rpartition(": ")[2] for line in said] == ["the device is cpu", "it is not made of body and heads"]
-
-
 def test_a_training_without_a_gpu(narrow, micro, micro_config, tmp_path):
     train(micro_config, micro, tmp_path, "general.cuda_graphs=yes", "scheduler.epochs=1", "dataloader.val_set=")
     assert "runs without CUDA graphs: the device is cpu" in (tmp_path / "training.log").read_text()
-
-
-def test_one_stream_and_one_pool(monkeypatch):
-    """As far as mocks of the calls of `torch.cuda` can tell."""
-    names = ("Stream", "CUDAGraph", "graph", "stream", "current_stream")
-    cuda = {name: mock.MagicMock() for name in names}
-    for name, fake in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    net = narrow_module().train().net
-    graphs = TrainingGraphs(net, CudaRecorder(torch.device("cuda")), pytest.fail)
-    for _ in range(2):
-        for size in SIZES[:2]:
-            graphs(torch.randn(1, 3, *size))
-    captures = [call.kwargs for call in cuda["graph"].call_args_list]
-    assert [options["pool"] is None for options in captures] == [True, False, False, False]
-    assert {options["capture_error_mode"] for options in captures} == {"thread_local"}
-    stream = cuda["Stream"].return_value
-    assert all(options["stream"] is stream for options in captures)
-    now = cuda["current_stream"].return_value
-    assert [call.args for call in cuda["stream"].call_args_list[-4:]] == [(stream,), (stream,), (now,), (now,)]
-    # forward only: there was no backward pass
-    assert cuda["CUDAGraph"].return_value.replay.call_count == 2
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -14,16 +13,11 @@ from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
-from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.metrics_file import MetricsFile, read_metrics
-from seamseg.structures import Batch, PackedSequence
-from seamseg.training.logging.images import SampleRenderer
-from seamseg.training.logging.logs import remaining
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
 from seamseg.training.losses import LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -91,21 +85,6 @@ def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, t
     assert ["loss" in line for line in log if "epoch " in line and "s/step" in line] == [True, True]
 
 
-def test_average_precision_while_training(micro, micro_config, tmp_path):
-    overrides = ("general.eval_coco=yes", "dataloader.coco_gt=some.json", "scheduler.epochs=1")
-    scores = train(micro_config, micro, tmp_path, *overrides, "roi.score_threshold=0.01")
-    ap = scores.instances
-    assert 0 <= ap.mask.AP <= ap.mask.AP50 <= 1
-    assert [c.info.name for c in ap.box.per_class] == ["car"]
-    line = read_metrics(tmp_path)[-1]
-    assert line["box"] == ap.box.to_json()
-    assert line["mask"]["per_class"]["car"] == ap.mask.AP
-    log = (tmp_path / "training.log").read_text()
-    assert "box AP " in log
-    assert "mask AP " in log
-    assert "coco_gt is ignored" in log
-
-
 @pytest.mark.parametrize(
     ("factor", "override", "words"),
     [
@@ -151,25 +130,6 @@ def test_remaining_time_includes_validations(micro_config):
     report(7, 71)
     # 25 steps, and the validations after epochs 8 and 10
     assert lines[-1].endswith("0:02:50 left")
-    assert reporter.notes == {"ema_decay": 0.9}
-
-
-@pytest.mark.parametrize("things", [0, 1])
-def test_the_picture_of_an_image_with_one_segment(micro_config, things):
-    """A boolean tensor of one element would index numpy arrays as a number."""
-    metadata = Metadata(1, 1, ["road", "car"], [(9, 9, 9), (200, 0, 0)], [0, 1])
-    parts = {
-        "images": torch.zeros(3, 8, 8),
-        "masks": torch.zeros(1, 8, 8, dtype=torch.long),
-        "categories": torch.tensor([things]),
-        "iscrowd": torch.zeros(1, dtype=torch.uint8),
-        "boxes": torch.tensor([[1.0, 1, 6, 6]]),
-    }
-    packed = {name: PackedSequence([tensor]) for name, tensor in parts.items()}
-    batch = Batch(**packed, ids=["a"], original_sizes=[(8, 8)])
-    drawn = SampleRenderer(metadata, load_config(micro_config)).targets(batch)
-    red = (drawn[1, 1:6] == (200, 0, 0)).all(-1).any()
-    assert red == bool(things)
 
 
 # --- metrics.jsonl: complete lines, no step twice after a resume, reading after a kill
@@ -215,24 +175,3 @@ def test_resumed_run_drops_lines_of_repeated_steps(tmp_path):
     kept = [("train", 2), ("validation", 2), ("train", 4), ("validation", 4)]
     assert [(m["kind"], m["step"]) for m in read_metrics(path)] == kept
     assert [m["step"] for m in read_metrics(written(tmp_path, ("train", 1, 0)))] == [1], "a new run starts a new file"
-
-
-def test_failed_write_loses_one_line(tmp_path):
-    metrics = MetricsFile(tmp_path)
-    with mock.patch.object(metrics, "_file", Mock(write=Mock(side_effect=OSError("No space left on device")))):
-        metrics.write("train", 1, 0, {})
-    metrics.write("train", 2, 0, {})
-    metrics.close()
-    assert [m["step"] for m in read_metrics(tmp_path)] == [2]
-
-
-def test_no_folder_and_no_file(tmp_path):
-    MetricsFile(None).write("train", 1, 0, {})
-    with pytest.raises(InputError, match=r"metrics\.jsonl: no such file"):
-        read_metrics(tmp_path)
-
-
-def test_remaining_time():
-    assert remaining(59.6) == "0:01:00"
-    noon = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
-    assert remaining(3 * 3600 + 60, noon) == "3:01:00 (until 21 Nov 15:01)"

@@ -217,14 +217,3 @@ def test_metrics_are_reported_and_not_trained():
     assert (result.losses["loss"], result.total, result.metrics["value"]) == (3, 6, 3)
     assert module.net.weight.item() == pytest.approx(1 - 0.1 * 2 * 3)
     assert result.ids == ["1.0", "5.0"]
-
-
-def test_other_errors_of_a_backward_pass_are_raised_as_they_are():
-    """One that is its own cause would never be reported: to find the first error would not end."""
-    module = Module()
-    module.net.weight.register_hook(lambda gradient: gradient.view(2))
-    batch = SimpleNamespace(value=torch.tensor([1.0]), ids=["a"])
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-    with pytest.raises(RuntimeError, match="invalid for input") as error:
-        Stepper(TrainerOptions(1, {"loss": 1.0}), module, optimizer, World())([batch], [0.1])
-    assert error.value.__cause__ is None

@@ -4,7 +4,6 @@ import copy
 import json
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from support.golden_files import array
 from torch import nn
 
 from seamseg.config import config_from_string, default_config, load_config
-from seamseg.config.components import register
 from seamseg.config.sections import Scheduler
 from seamseg.models.backbones import Backbone
 from seamseg.models.build import build_network
@@ -134,26 +132,6 @@ def test_adamw_needs_betas_below_one(name):
         build_optimizer(small_net(), options(type="adamw", **{name: 1}))
 
 
-def with_a_path(groups):
-    optimizer = Lion(groups)
-    optimizer.param_groups[0]["folder"] = Path("here")
-    return optimizer
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda groups: None, r"must return a torch\.optim\.Optimizer"),
-        (lambda groups: object.__new__(Lion), r"call super\(\)\.__init__\(groups, DEFAULTS\)"),
-        (with_a_path, r"state_dict\(\)\['param_groups'\]\[0\]\['folder'\] is a PosixPath"),
-    ],
-)
-def test_mistakes_of_an_optimizer_of_a_user(make, message, imported):
-    register("optimizer", "mistaken")(lambda groups, keys: make(groups))
-    with pytest.raises(InputError, match=rf"optimizer mistaken.*: {message}"):
-        build_optimizer(small_net(), config_from_string("[optimizer]\ntype = mistaken"))
-
-
 def test_sgd_without_momentum_has_no_state():
     optimizer = build_optimizer(small_net(), options(momentum=0.0))
     assert not any(optimizer.state.values())
@@ -247,17 +225,6 @@ def test_state_that_begins_with_the_first_step_is_restored(make):
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(state_again["state"][index][key])), key
 
 
-def test_a_skipped_first_step_leaves_no_state():
-    net = nn.Linear(3, 2)
-    optimizer = Lion(net.parameters())
-    for skipped in (True, False):
-        optimizer.zero_grad()
-        (net(torch.ones(1, 3)).sum() * (torch.nan if skipped else 1)).backward()
-        step_unless(optimizer, torch.tensor(skipped))
-        assert len(optimizer.state) == (0 if skipped else 2)
-    assert all(torch.isfinite(p).all() for p in net.parameters())
-
-
 @pytest.mark.parametrize(
     ("saved", "given", "used"),
     [("sgd", None, "adamw"), ("adamw", None, "sgd"), ("adamw", "AdamW", "lion"), ("adamw", None, "lion")],
@@ -270,19 +237,6 @@ def test_state_of_another_type_of_optimizer_is_refused(saved, given, used):
     message = rf"old\.tar: its optimizer is {saved}, this training uses {used}; change optimizer\.type"
     with pytest.raises(InputError, match=message):
         load_optimizer_state(fresh, state, "old.tar", given)
-
-
-@pytest.mark.parametrize("error", [KeyError, RuntimeError])
-def test_state_that_an_outside_optimizer_does_not_take_is_refused(error):
-    net = nn.Linear(3, 2)
-    saved = {"state": {0: {"exp_avg": torch.ones(2, 3)}}, "param_groups": [{"params": [0, 1], "param_names": ["a"]}]}
-
-    class Picky(Lion):
-        def load_state_dict(self, state_dict):
-            raise error("exp_avg_sq")
-
-    with pytest.raises(InputError, match=r"old\.tar: its optimizer state is damaged"):
-        load_optimizer_state(Picky(net.parameters()), saved, "old.tar", "Picky")
 
 
 def test_damaged_state_is_refused():

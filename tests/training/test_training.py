@@ -117,16 +117,6 @@ def test_eval_repeats_the_last_validation(micro, micro_config, micro_run, tmp_pa
     assert "--eval needs existing weights" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_training_learns(micro, micro_config, tmp_path):
-    settings = ("scheduler.epochs=14", "general.val_interval=100", "optimizer.lr=0.02", "general.min_stuff_area=100")
-    scores = train(micro_config, micro, tmp_path, *settings, "dataloader.val_set=train")
-    log = (tmp_path / "training.log").read_text()
-    losses = [float(line.split("  loss ")[1].split()[0]) for line in log.splitlines() if "  loss " in line]
-    assert sum(losses[-4:]) < 0.75 * sum(losses[:4])
-    assert scores.PQ_stuff > 0.3
-
-
 def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
     last = micro_run / "model_last.pth.tar"
     weights = load_snapshot(last).state_dict
@@ -233,11 +223,9 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
     last = micro_run / "model_last.pth.tar"
     snapshot = load_snapshot(last)
     meta = {key: value for key, value in snapshot.training_meta.items() if key != "global_step"}
-    position = {"epoch": 1, "steps": 1, "segments": [[1, 2, 1]], "order": [4, 0]}
-    for changes in ({"training_meta": meta}, {"resume": {**snapshot.resume, "position": position}}):
-        save_snapshot(tmp_path / "other.tar", replace(snapshot, **changes))
-        with pytest.raises(InputError, match="training progress is missing or damaged"):
-            train(micro_config, micro, tmp_path / "run", resume=tmp_path / "other.tar")
+    save_snapshot(tmp_path / "other.tar", replace(snapshot, training_meta=meta))
+    with pytest.raises(InputError, match="training progress is missing or damaged"):
+        train(micro_config, micro, tmp_path / "run", resume=tmp_path / "other.tar")
     with pytest.raises(InputError, match="parameters a group"):
         train(micro_config, micro, tmp_path / "run", "body.num_frozen=2", resume=last)
     other = make_dataset(tmp_path / "data", [1], [1])

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes
 from seamseg.checkpoints.snapshot import (
-    NETWORK_MODULES,
     Snapshot,
     check_storable,
-    is_optional,
     load_into,
     network_parts,
 )
 from seamseg.config.components import Record
-from seamseg.data.samplers import ARBatchSampler, EpochSegment
+from seamseg.data.samplers import DistributedARBatchSampler, EpochSegment
 from seamseg.maps.evaluation.metric import Selection
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.training.callbacks import Callbacks
@@ -112,23 +110,17 @@ class EpochPosition:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain numbers and lists."""
-        return {
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "segments": [list(segment) for segment in self.segments],
-            "order": list(self.order),
-        }
+        segments = [list(segment) for segment in self.segments]
+        return {"epoch": self.epoch, "steps": self.steps, "segments": segments, "order": list(self.order)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpochPosition:
         """Restore a position from :meth:`state_dict`; KeyError, TypeError or ValueError if it is malformed."""
         segments = tuple(EpochSegment(*map(int, segment)) for segment in state["segments"])
-        if not segments or any(s.world < 1 or s.batch_size < 1 or s.done < 0 for s in segments):
-            raise ValueError("impossible segments")
         return cls(int(state["epoch"]), int(state["steps"]), segments, tuple(map(int, state["order"])))
 
 
-def data_order(sampler: ARBatchSampler, seed: int) -> tuple[int, int]:
+def data_order(sampler: DistributedARBatchSampler, seed: int) -> tuple[int, int]:
     """Return what determines the order of the images besides the epoch: their number and the seed of the run.
 
     A position is valid only in an epoch of the same order.
@@ -142,9 +134,8 @@ class ResumePoint:
 
     `position` is None at the begin of an epoch, `is_best` if this is the snapshot of the best epoch so far.
     `rank_states` are the states of the processes that wrote it, by rank; empty in snapshots of the original.
-    `stepper_state` is :func:`stepper_state` of the main process; `callbacks` are states by name. `stopped` has the
-    callback that stopped the training as `by`, and its `reason`. `missing` are lines about custom components of the
-    snapshot that are not imported, or have changed.
+    `stepper_state` is :func:`stepper_state` of the main process; `callbacks` are states by name. `missing` are
+    lines about custom components of the snapshot that are not imported, or have changed.
     """
 
     source: Path
@@ -155,7 +146,6 @@ class ResumePoint:
     stepper_state: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     callbacks: dict[str, Any] = field(default_factory=dict)
-    stopped: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     def rank_state(self, world: World) -> dict[str, Any] | None:
@@ -199,8 +189,6 @@ def make_snapshot(
     }
     if states := callbacks.states():
         more["callbacks"] = states
-    if callbacks.run.stop_reason:
-        more["stopped"] = {"by": callbacks.run.stopped_by, "reason": callbacks.run.stop_reason}
     meta = asdict(progress)
     more |= {"optimizer": type(optimizer).__name__, "best_of": meta.pop("best_of")}
     return Snapshot(state.config, content, meta, metadata_header(state.metadata), more, state.components)
@@ -221,7 +209,6 @@ def resume(
     broken, of another network or other classes, or holds no training progress.
     """
     snapshot = load_weights(path, net, metadata, run, averaged=False)
-    _check_same_kind(snapshot, net, str(path))
     meta, more = snapshot.training_meta, snapshot.resume or {}
     try:
         step = meta["global_step"]
@@ -240,14 +227,8 @@ def resume(
             stepper_state={k: snapshot.state_dict[k] for k in ("scaler", "ema") if k in snapshot.state_dict},
             config=snapshot.config,
             callbacks=dict(more.get("callbacks", {})),
-            stopped={name: str(more["stopped"][name]) for name in ("by", "reason")} if "stopped" in more else {},
             missing=tuple(filter(None, (record.missing or record.change for record in snapshot.components))),
         )
-        if point.position is not None:
-            if not point.rank_states:
-                raise ValueError("a position without rank states")
-            if point.position.epoch != point.progress.epoch + 1:
-                raise ValueError("a position in another epoch than the next")
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{path}: its training progress is missing or damaged; use `pretrain={path}` to start from its weights"
@@ -264,13 +245,10 @@ def resume(
 def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world: World) -> None:
     """Restore the running statistics of this process and the state of its stepper."""
     own, state = point.rank_state(world), dict(point.stepper_state)
-    try:
-        if own is not None:
-            load_rank_buffers(own, net)
-            if "ema" in state:
-                state["ema"] = with_rank_averages(state["ema"], own)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{point.source}: its state of process {world.rank} cannot be used: {error}") from None
+    if own is not None:
+        load_rank_buffers(own, net)
+        if "ema" in state:
+            state["ema"] = with_rank_averages(state["ema"], own)
     load_stepper_state(stepper, state, str(point.source))
 
 
@@ -281,15 +259,9 @@ def stepper_state(stepper: Stepper) -> dict[str, Any]:
 
 
 def load_stepper_state(stepper: Stepper, state: Mapping[str, Any], source: str) -> None:
-    """Restore a state of the file `source`; an average that it lacks begins with the current weights.
-
-    InputError if it is damaged or belongs to another network.
-    """
+    """Restore a state of the file `source`; an average that it lacks begins with the current weights."""
     if stepper.scaler is not None and "scaler" in state:
-        try:
-            stepper.scaler.load_state_dict(dict(state["scaler"]))
-        except (KeyError, TypeError, ValueError, RuntimeError):
-            raise InputError(f"{source}: the state of its loss scale is damaged") from None
+        stepper.scaler.load_state_dict(dict(state["scaler"]))
     if stepper.ema is not None:
         stepper.ema.load_state_dict(state["ema"], source) if "ema" in state else stepper.ema.reset()
 
@@ -306,19 +278,6 @@ def load_weights(
     check_classes(snapshot, metadata, str(path), "the data set has", start)
     load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)
     return snapshot
-
-
-def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
-    """Raise InputError if a snapshot has parts that the network lacks: its weights fit, but not its optimizer state."""
-    own = net.state_dict()
-    for part in NETWORK_MODULES:
-        keys = snapshot.state_dict.get(part, {})
-        unknown = [key for key in keys if f"{part}.{key}" not in own and not is_optional(key)]
-        if unknown:
-            raise InputError(
-                f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "
-                f"resumed; use `pretrain={name}` to start from its weights"
-            )
 
 
 def _score(value: Any) -> float:

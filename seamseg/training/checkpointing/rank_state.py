@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, network_parts
-from seamseg.data.workers import seed_generators
 from seamseg.utils.distributed import World, gather_objects
 
 
@@ -21,7 +20,10 @@ def seed_everything(seed: int, epoch: int, rank: int, step: int | None = None) -
     The seed depends on the arguments only, so a resumed run continues exactly as the uninterrupted one.
     """
     words = ["seamseg", seed, epoch, rank, *([] if step is None else [step])]
-    seed_generators("/".join(map(str, words)))
+    value = random.Random("/".join(map(str, words))).getrandbits(63)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -64,21 +66,21 @@ def gather_rank_states(
     Buffers equal to the buffers of the main process, which the snapshot holds anyway, are omitted: they are made equal
     once an epoch only. `averaged` are the moving averages of the network by part, `losses` the averages of the losses.
     """
-    buffers = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, _states(net))}
-    means = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, averaged)}
+    states = _states(net), averaged
+    buffers, means = ({k: value.detach().cpu().clone() for k, value in _buffers(net, of).items()} for of in states)
     own = {"random": rng_state(world.device), "losses": losses, "buffers": buffers, "ema": means}
-    states = gather_objects(world, own)
-    main = states[0]
-    for state in states[1:]:
+    gathered = gather_objects(world, own)
+    main = gathered[0]
+    for state in gathered[1:]:
         for kind in ("buffers", "ema"):
             state[kind] = {key: value for key, value in state[kind].items() if not torch.equal(value, main[kind][key])}
     main["buffers"], main["ema"] = {}, {}
-    return states
+    return gathered
 
 
 def load_rank_buffers(state: Mapping[str, Any], net: nn.Module) -> None:
     """Restore the running statistics of this process in a network with the statistics of the main process."""
-    tensors = {f"{part}.{key}": value for part, key, value in _buffers(net, _states(net))}
+    tensors = _buffers(net, _states(net))
     for name, value in state["buffers"].items():
         tensors[name].copy_(value)
 
@@ -95,8 +97,8 @@ def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:
     return {part: module.state_dict() for part, module in network_parts(net).items()}
 
 
-def _buffers(net: nn.Module, states: Mapping[str, Any]) -> list[tuple[str, str, Tensor]]:
-    """Return part, key and value of those entries that are buffers of the network."""
+def _buffers(net: nn.Module, states: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return those entries of states by part that are buffers of the network, by name."""
     parts = network_parts(net)
     names = {part: {n for n, _ in module.named_buffers()} for part, module in parts.items() if part in states}
-    return [(part, key, value) for part in names for key, value in states[part].items() if key in names[part]]
+    return {f"{part}.{key}": value for part in names for key, value in states[part].items() if key in names[part]}

@@ -19,7 +19,6 @@ from seamseg.checkpoints.snapshot import (
     load_tensors,
     parse_snapshot,
     snapshot_content,
-    verify_snapshot,
     write_tensors,
 )
 from seamseg.config import Config, config_to_string
@@ -152,27 +151,9 @@ class RunFolder:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def newest_good(self, warn: Callable[[str], None]) -> Path | None:
-        """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is none.
-
-        InputError if all are damaged.
-        """
-        candidates = [path for _, path in self.saved()]
-        if self.last.exists() and not any(path.samefile(self.last) for path in candidates):
-            # of an earlier release, or a copy
-            candidates.append(self.last)
-        for path in candidates:
-            try:
-                verify_snapshot(path, self.parse)
-                return path
-            except InputError as error:
-                warn(f"skipped: {error}")
-        if candidates:
-            raise InputError(
-                f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with "
-                f"`resume=F`, or start over without `resume`"
-            )
-        return None
+    def newest(self) -> Path | None:
+        """Return the newest snapshot; None if there is none. That of the original is `last`."""
+        return next((path for _, path in self.saved()), self.last if self.last.exists() else None)
 
 
 class SnapshotWriter:

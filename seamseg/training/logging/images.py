@@ -88,7 +88,6 @@ class SampleRenderer:
         return draw_detections(rgb, found, size, self.metadata.palette)
 
     def _to_rgb(self, image: Tensor) -> np.ndarray:
-        """Convert a normalised image `3 x H x W` to `H x W x 3` uint8."""
         options = self.config.dataloader
         mean, std = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (options.rgb_mean, options.rgb_std))
         pixels = (image.detach().cpu().float() * std + mean) * 255

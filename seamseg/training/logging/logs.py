@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from pathlib import Path
 
 from seamseg.utils.errors import SeamsegError
@@ -62,7 +61,6 @@ class TextLog:
         self._handle(logging.ERROR, message, in_file=True)
 
     def _handle(self, level: int, message: str, in_file: bool) -> None:
-        """Pass a message to the file only, or to the console only."""
         record = _logger.makeRecord(_logger.name, level, "", 0, message, (), None)
         for handler in self._handlers:
             if isinstance(handler, logging.FileHandler) == in_file and level >= handler.level:
@@ -80,14 +78,6 @@ def duration(seconds: float) -> str:
     """Format a duration as hours, minutes and seconds, such as 1:02:03."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def remaining(seconds: float, now: float | None = None) -> str:
-    """Format a remaining time; more than an hour after `now`, in seconds since 1970, with the expected end."""
-    if seconds <= 3600:
-        return duration(seconds)
-    end = time.localtime((time.time() if now is None else now) + seconds)
-    return f"{duration(seconds)} (until {time.strftime('%d %b %H:%M', end)})"
 
 
 _GROUPS = {

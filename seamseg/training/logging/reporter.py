@@ -17,7 +17,7 @@ from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.metrics_file import MetricsFile
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
-from seamseg.training.logging.logs import TextLog, duration, remaining, train_tag
+from seamseg.training.logging.logs import TextLog, duration, train_tag
 from seamseg.training.losses import Averages, LossMeans
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
@@ -45,7 +45,7 @@ class Reporter:
     """Reports the progress of all processes to the log, `metrics.jsonl` and the callbacks of the main process.
 
     All processes must report the same steps. `validates` states whether there are validations, whose time is unknown
-    before the first; `notes` are constants by name that are added to each line.
+    before the first.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class Reporter:
         self.log = log
         self.callbacks = callbacks
         self.metrics = metrics or MetricsFile(None)
-        self.notes: dict[str, float] = {"ema_decay": options.ema} if options.ema else {}
         self._validates = validates
         self._images = images
         self._pace = 0.0
@@ -124,26 +123,21 @@ class Reporter:
             line["seconds_left"] = self._seconds_left(position, self._pace or line["step_seconds"])
         self.log.progress(self._format(position, line, peak_memory(self.world.device)))
 
-    def report(self, position: StepPosition, recent: LossMeans, broken: int = 0) -> None:
-        """Write a line to all outputs, with the averages since the last one; a collective call.
-
-        `broken` is the number of images of this epoch that this process could not read.
-        """
+    def report(self, position: StepPosition, recent: LossMeans) -> None:
+        """Write a line to all outputs, with the averages since the last one; a collective call."""
         losses, gradients, skipped = recent
-        means = mean_over_processes(
-            self.world, {**losses, **gradients, **self._times.pop_means(), "broken": float(broken)}
-        )
+        means = mean_over_processes(self.world, {**losses, **gradients, **self._times.pop_means()})
         memory = max_over_processes(self.world, peak_memory(self.world.device))
         size = self.world.size
         line = {name: means[name] for name in (*losses, *gradients)}
-        line |= {"skipped": float(skipped), "broken_images": round(size * means["broken"]), **self._rates}
+        line |= {"skipped": float(skipped), **self._rates}
         line |= {name: means[name] for name in ("step_seconds", "data_seconds")}
         line["data_share"] = line["data_seconds"] / max(line["step_seconds"], 1e-9)
         line["images_per_second"] = size * means["images"] / max(line["step_seconds"], 1e-9)
         seconds = line["step_seconds"]
         self._pace = 0.8 * self._pace + 0.2 * seconds if self._pace else seconds
         line["seconds_left"] = self._seconds_left(position, self._pace)
-        line |= {**memory, **self.notes}
+        line |= memory
         self._shown = time.perf_counter()
         self.log.info(self._format(position, line, memory, list(losses), list(gradients)))
         rates = self._rates
@@ -164,16 +158,14 @@ class Reporter:
         words += [f"{name.removesuffix('_loss')} {line[name]:.4f}" for name in losses]
         words += [f"grad {line[name]:.3g}" for name in gradients]
         words += [f"{int(line['skipped'])} skipped"] if line.get("skipped") else []
-        words += [f"broken images: {line['broken_images']}"] if line.get("broken_images") else []
         words += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         words += [f"{line['images_per_second']:.1f} images/s"]
         words += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []
         untimed = " and validation" if not self._validations and self._validates else ""
-        words += [f"{remaining(line['seconds_left'])}{untimed} left"] if "seconds_left" in line else []
+        words += [f"{duration(line['seconds_left'])}{untimed} left"] if "seconds_left" in line else []
         return "  ".join(words)
 
     def _seconds_left(self, position: StepPosition, pace: float) -> float:
-        """Estimate the remaining time from the recent seconds per step and the mean time of validations."""
         epochs, interval = self.options.epochs, self.options.val_interval
         steps = (epochs - position.epoch) * position.length - position.index - 1
         validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))

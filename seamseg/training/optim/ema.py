@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,25 +72,17 @@ class WeightAverage:
 
     def load_state_dict(self, state: Any, source: str) -> None:
         """Restore a saved average; InputError if it belongs to another network or is damaged."""
-        updates = state.get(_COUNT) if isinstance(state, Mapping) else None
-        if not isinstance(updates, Tensor) or updates.shape != ():
-            raise InputError(f"{source}: its moving average is damaged; set {self._key}=0 to continue without it")
-        own, pairs = set(map(id, self._averages)), list[tuple[Tensor, Tensor]]()
-        for part, tensors in self._by_part().items():
-            saved = state.get(part)
-            for key, tensor in tensors.items():
-                if id(tensor) not in own:
-                    continue
-                value = saved.get(key) if isinstance(saved, Mapping) else None
-                if not isinstance(value, Tensor) or value.shape != tensor.shape:
-                    raise InputError(
-                        f"{source}: its moving average does not fit this network, first {part}.{key}; "
-                        f"set {self._key}=0 to continue without it"
-                    )
-                pairs.append((tensor, value))
-        for tensor, value in pairs:
-            tensor.copy_(value)
-        self._updates.copy_(updates)
+        own = set(map(id, self._averages))
+        try:
+            for part, tensors in self._by_part().items():
+                for key, tensor in tensors.items():
+                    if id(tensor) in own:
+                        tensor.copy_(state[part][key])
+            self._updates.copy_(state[_COUNT])
+        except (KeyError, TypeError, RuntimeError):
+            raise InputError(
+                f"{source}: its moving average does not fit this network; set {self._key}=0 to continue without it"
+            ) from None
 
     def reset(self) -> None:
         """Restart as a copy of the current weights of the network."""

@@ -257,7 +257,6 @@ def load_optimizer_state(
 
 
 def _type_of(optimizer: torch.optim.Optimizer, saved: list[Mapping[str, Any]]) -> str:
-    """Return the type of the optimizer of a snapshot that does not state it."""
     if not any("betas" in group for group in saved):
         return "SGD"
     return type(optimizer).__name__ if isinstance(optimizer, torch.optim.Adam) else "AdamW"
@@ -273,7 +272,6 @@ def _check_type(optimizer: torch.optim.Optimizer, saved_type: str, source: str, 
 
 
 def _configured(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved group of parameters with the options of the configuration."""
     own = {key: value for key, value in group.items() if has_known_state(optimizer) or key in _CONFIGURED}
     # groups of other optimizers may hold state, too, such as a number of steps
     rest = {} if has_known_state(optimizer) else {**group, **saved}
