@@ -19,7 +19,7 @@ from seamseg.maps.formats.id_png import check_png
 from seamseg.maps.idmaps.segments import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
-from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, memory_for, memory_needed
+from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, check_memory, memory_needed
 from seamseg.utils.limits import IMAGE_BYTES, open_pillow
 from seamseg.utils.output import echo
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
@@ -275,12 +275,12 @@ def _decode(
             if not per_pixel:
                 return read(image)
             pixels, needed = image.width * image.height, memory_needed(image, per_pixel) + len(data or b"")
-            with memory_for(path, str(image.format), image.size, needed):
-                result = read(image)
-                if isinstance(result, (Image.Image, np.ndarray)) and result is not image:
-                    _free_pixels(image)
-                return_memory(pixels)
-                return result
+            check_memory(path, str(image.format), image.size, needed)
+            result = read(image)
+            if isinstance(result, (Image.Image, np.ndarray)) and result is not image:
+                _free_pixels(image)
+            return_memory(pixels)
+            return result
     except (InputError, MemoryError):
         raise
     except FileNotFoundError:

@@ -1,6 +1,5 @@
-"""The memory of images: estimated from the header, refused above a budget, large ones decoded one at a time."""
+"""The memory of images: estimated from the header, refused above a budget."""
 
-import subprocess
 import sys
 import tracemalloc
 import zlib
@@ -15,9 +14,8 @@ from seamseg.maps import images
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import open_image, open_mask, open_object_mask
 from seamseg.maps.prepare.pairs import number_segments
-from seamseg.utils import image_memory
 from seamseg.utils.errors import UnreadableImage
-from seamseg.utils.image_memory import VARIABLE, memory_for, memory_needed, turn_of
+from seamseg.utils.image_memory import VARIABLE, memory_needed
 from seamseg.utils.limits import inflate, open_pillow
 
 MODES = ("RGB", "L", "P", "1", "LA", "RGBA", "CMYK", "I;16", "I", "F")
@@ -97,23 +95,6 @@ def test_above_the_budget(tmp_path, monkeypatch):
         open_image(tmp_path / "b.png")
 
 
-def test_large_images_take_turns(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    program = "from seamseg.utils.image_memory import memory_for\nwith memory_for('b', 'PNG', (1, 1), {}): print('in')"
-    words = [sys.executable, "-c"]
-    with subprocess.Popen([*words, program.format(1e9)], stdout=subprocess.PIPE, text=True) as warm:
-        assert warm.communicate(timeout=60)[0] == "in\n"
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    image_memory._turn.cache_clear()
-    with memory_for("a", "PNG", (1, 1), 1e9):
-        small = subprocess.run([*words, program.format(1e6)], capture_output=True, text=True, timeout=60)
-        assert small.stdout == "in\n"
-        large = subprocess.Popen([*words, program.format(1e9)], stdout=subprocess.PIPE, text=True)
-        with pytest.raises(subprocess.TimeoutExpired):
-            large.communicate(timeout=2)
-    assert large.communicate(timeout=60)[0] == "in\n"
-
-
 def test_indices_of_runs_take_little_memory():
     values = np.zeros((2048, 4096), np.int32)
     values[:, ::2] = 1
@@ -177,18 +158,3 @@ def test_an_invalid_budget_ends_a_command_at_once(monkeypatch, seamseg_main, cap
     monkeypatch.setenv(VARIABLE, "many")
     assert seamseg_main("components") == 2
     assert capsys.readouterr().err == "seamseg components: SEAMSEG_IMAGE_MEMORY=many: must be a positive number of GB\n"
-
-
-def test_without_a_temporary_folder_large_images_are_decoded_without_a_turn(monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
-    image_memory._turn.cache_clear()
-    with memory_for("a.png", "PNG", (9, 9), 10**9):
-        pass
-
-
-def test_a_thread_does_not_wait_for_its_own_turn():
-    """An image that is decoded from a large file in memory; a second lock would wait for five minutes."""
-    with turn_of(6e8), memory_for("a.png", "PNG", (9, 9), 6e8):
-        assert image_memory._turn().is_locked
-    assert not image_memory._turn().is_locked

@@ -24,7 +24,7 @@ from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_r
 from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.image_memory import MASK_BYTES, memory_for, memory_needed
+from seamseg.utils.image_memory import MASK_BYTES, check_memory, memory_needed
 from seamseg.utils.limits import IMAGE_BYTES, open_pillow, read_limited, reading_image
 
 MAX_ID = (1 << 24) - 1
@@ -128,10 +128,8 @@ def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
         fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
         if fast is not None and has_kernel():
             _, height, width = fast
-            with (
-                memory_for(path, "PNG", (width, height), MASK_BYTES * height * width + 2 * len(data)),
-                suppress(ValueError),  # rare: Pillow then reads the file or raises
-            ):
+            check_memory(path, "PNG", (width, height), MASK_BYTES * height * width + 2 * len(data))
+            with suppress(ValueError):  # rare: Pillow then reads the file or raises
                 return decode_id_runs(*fast)
         return _read_by_pillow(data, path)
 
@@ -205,10 +203,8 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
-    with (
-        open_pillow(io.BytesIO(data)) as image,
-        memory_for(path, str(image.format), image.size, memory_needed(image, MASK_BYTES)),
-    ):
+    with open_pillow(io.BytesIO(data)) as image:
+        check_memory(path, str(image.format), image.size, memory_needed(image, MASK_BYTES))
         if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
             raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
         rgb = image if image.mode == "RGB" else image.convert("RGB")

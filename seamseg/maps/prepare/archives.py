@@ -19,7 +19,6 @@ import numpy as np
 from seamseg.maps.images import image_size, open_mask
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path, read_bytes
-from seamseg.utils.image_memory import turn_of
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
     IMAGE_BYTES,
@@ -286,11 +285,8 @@ def fingerprint(file: File) -> list[int]:
 
 
 def decoded(file: File, read: Callable[[Path, bytes | None], T]) -> T:
-    """Return what a reader of :mod:`seamseg.maps.images` makes of a file; of large ones in archives one at a time."""
-    if isinstance(file, Path):
-        return read(file, None)
-    with turn_of(file.size):
-        return read(Path(str(file)), file.read_bytes())
+    """Return what a reader of :mod:`seamseg.maps.images` makes of a file."""
+    return read(file, None) if isinstance(file, Path) else read(Path(str(file)), file.read_bytes())
 
 
 def size_of(file: File) -> tuple[int, int]:

@@ -48,7 +48,7 @@ from seamseg.utils.files import (
     replacing,
     write_atomically,
 )
-from seamseg.utils.image_memory import MASK_BYTES, memory_for, turn_of
+from seamseg.utils.image_memory import MASK_BYTES, check_memory
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
@@ -324,9 +324,9 @@ def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegEr
     try:
         size = size_of(frame.image)
         pixels = size[0] * size[1]
-        with memory_for(frame.image, "an image with its mask", size[::-1], MASK_BYTES * pixels):
-            record = _write_frame(frame, size, **options)
-            return_memory(pixels)
+        check_memory(frame.image, "an image with its mask", size[::-1], MASK_BYTES * pixels)
+        record = _write_frame(frame, size, **options)
+        return_memory(pixels)
         return record
     except Exception as error:
         return item_error(error, f"{frame.image}: cannot be converted")
@@ -413,8 +413,7 @@ def store_image(source: File, target: Path, link: Link) -> None:
         if source.suffix.lower() not in IMAGE_EXTENSIONS:
             decoded(source, open_image).save(temporary, format="PNG")
         elif not isinstance(source, Path):
-            with turn_of(source.size):
-                temporary.write_bytes(source.read_bytes())
+            temporary.write_bytes(source.read_bytes())
         elif link == "symbolic":
             temporary.symlink_to(source.resolve())
         elif link == "copy" or not _hard_link(source, temporary):
