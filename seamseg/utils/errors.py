@@ -26,8 +26,8 @@ _LONGEST_WORD, _LONGEST = 300, 2000
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _LOST = re.compile(r"AcceleratorError: |RuntimeError: DataLoader worker \(pid")
 """Errors of a device that is lost, and of a worker process, which torch reports by an error at any place."""
-_LONGEST_NAME, _MOST_NAMES = 128, 10_000
-"""Characters of a name, and known names, for which a similar one is searched: half a second."""
+_MOST_NAMES = 10_000
+"""Known names among which a similar one is searched: half a second."""
 
 
 class SeamsegError(Exception):
@@ -143,7 +143,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def near_names(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the most similar known names, see `difflib.get_close_matches`; none if the search would take long."""
     names = list(known)
-    if len(name) > _LONGEST_NAME or len(names) > _MOST_NAMES:
+    if len(names) > _MOST_NAMES:
         return []
     return difflib.get_close_matches(name, names, count, cutoff)
 

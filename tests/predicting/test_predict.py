@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 from collections import Counter
 from functools import partial
@@ -363,17 +362,6 @@ def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_ru
     scores = [json.loads((tmp_path / f"{out}.json").read_text()) for out in ("many", "one")]
     assert scores[0]["PQ"] == scores[1]["PQ"]
     assert scores[0]["per_class"] == scores[1]["per_class"]
-
-
-def test_an_error_of_one_of_several_networks_names_the_photo(
-    small, micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys
-):
-    def fail(*_):
-        raise RuntimeError("burns")
-
-    monkeypatch.setattr("seamseg.inference.predictor.Predictor.start", fail)
-    assert predict(seamseg_main, micro_run, photos, tmp_path, "--quiet") == 1
-    assert re.search(r"\w+\.\w+: the network fails \(RuntimeError: burns\)", capsys.readouterr().err)
 
 
 def test_other_networks_compute_one_photo_at_a_time(small):
