@@ -49,7 +49,12 @@ def find_sources(
         raise InputError("`inputs` is empty: name images, videos, folders or lists")
     found = [_expand(str(one), out) for one in given]
     addresses, relative = found[0] if len(found) == 1 else _in_common([one for some, _ in found for one in some])
-    sources = [_source(*one) for one in zip(addresses, _unique_names(relative), map(str, relative))]
+    for address in filter(is_video, addresses):
+        require_decoder(address)
+    sources = [
+        Video(address, name, str(path)) if is_video(address) else Source(Path(address), name, str(path))
+        for address, name, path in zip(addresses, _unique_names(relative), relative)
+    ]
     if limit is None:
         return sources
     left_out = set(map(id, [source for source in sources if isinstance(source, Source)][limit:]))
@@ -74,7 +79,7 @@ def _expand(text: str, out: Path | None) -> Found:
     if text.lower().endswith(TAR_ENDINGS):
         raise InputError(f"{text}: `python -m seamseg.contrib.ray --input webdataset` predicts the images of tars")
     if os.path.exists(text):
-        return _of_list(path) if path.suffix.lower() == LIST_ENDING else _relative_to(path.parent, [path])
+        return _of_list(path) if path.suffix.lower() == LIST_ENDING else ([str(path)], [PurePosixPath(path.name)])
     if glob.has_magic(text):
         return _of_glob(text, out)
     raise InputError(f"{text}: no such image, video, folder or list{nearest_path(text)}")
@@ -112,13 +117,6 @@ def _of_glob(pattern: str, out: Path | None) -> Found:
     if not found:
         raise InputError(f"{pattern}: 0 images match this pattern")
     return _relative_to(root, found)
-
-
-def _source(address: str, name: str, relative: str) -> Source | Video:
-    if is_video(address):
-        require_decoder(address)
-        return Video(address, name, relative)
-    return Source(Path(address), name, relative)
 
 
 def _of_list(path: Path) -> Found:
