@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +21,7 @@ from seamseg.utils.files import is_hidden, read_bytes
 from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, check_memory, memory_needed
 from seamseg.utils.limits import IMAGE_BYTES, open_pillow
 from seamseg.utils.output import echo
-from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
+from seamseg.utils.process_settings import return_memory
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
@@ -47,22 +46,13 @@ PHOTO_ENDINGS = (
 SEVERAL_FRAMES = "several frames"
 """Key of `Image.info`: whether the file is an animation or has several pages."""
 
-_TURNS = {
-    1: (False, False, False),
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, True, False),
-    7: (True, True, True),
-    8: (True, False, True),
-}
-"""By EXIF orientation: whether the stored image has its axes swapped, is upside down, and is mirrored."""
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
-_pillow_limit = threading.Lock()
-_unlimited, _limit_before = 0, Image.MAX_IMAGE_PIXELS
 T = TypeVar("T")
+
+# Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
+if Image.MAX_IMAGE_PIXELS is not None:
+    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, 2 * MAX_PIXELS)
 
 
 def image_files(
@@ -109,7 +99,7 @@ def open_image(
     UnreadableImage
         if the file is missing, empty, truncated, not an image or larger than `max_pixels`
     """
-    return _decode(Path(path), _upright_rgb if upright else _stored_rgb, data, max_pixels)
+    return _decode(Path(path), _upright_rgb if upright else as_rgb, data, max_pixels)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -184,17 +174,20 @@ def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
         if image.mode in _MASK_MODES and image.mode != "P":
             return _integers(image, Path(path), data)
         _check_frames(image, Path(path))
-        has_alpha = "transparency" in image.info or image.mode in ("LA", "PA", "RGBA", "La", "RGBa")
+        has_alpha = "transparency" in image.info or image.mode in ("LA", "PA", "RGBA", "RGBa")
         image.load()
         colors = np.empty((image.height, image.width), np.int32)
         alpha = np.empty(colors.shape if has_alpha else 0, np.uint8)
         for rows, band in _bands(image):
-            pixels = np.asarray(_with_alpha(band) if has_alpha else band.convert("RGB")).astype(np.int32)
+            pixels = np.asarray(band.convert("RGBA" if has_alpha else "RGB")).astype(np.int32)
             colors[rows] = pixels[..., 0] | pixels[..., 1] << 8 | pixels[..., 2] << 16
             if has_alpha:
                 alpha[rows] = pixels[..., 3]
         if image.format == "PNG":
-            check_png(_content(Path(path), data), complete=bool(colors[-1].any() or alpha[-1:].any()))
+            check_png(
+                _content(Path(path), data),
+                complete=bool(colors[-1].any() or alpha[-1:].any()),
+            )
         if not has_alpha or (alpha.min() == alpha.max() > 0):
             return colors
         seen = alpha > 0
@@ -235,15 +228,12 @@ def open_map(path: str | Path, data: bytes | None = None) -> np.ndarray:
         return _decode(path, lambda image: _stored_values(image, path), data)
     content = BytesIO(read_bytes(path, "map", IMAGE_BYTES) if data is None else data)
     try:
-        version = np.lib.format.read_magic(content)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, fortran, dtype = read_header[version](content)
-        if dtype.kind not in "biuf":
-            raise UnreadableImage(f"{path}: the array is {dtype}, expected numbers")
-        # the buffer bounds what is allocated, whatever the header states
-        return np.frombuffer(content.read(), dtype).reshape(shape, order="F" if fortran else "C")
-    except (ValueError, KeyError, TypeError) as error:
+        values: np.ndarray = np.lib.format.read_array(content, allow_pickle=False)
+    except (ValueError, MemoryError) as error:
         raise UnreadableImage(f"{path}: not an array file, or a truncated one: {one_line(error)}") from None
+    if values.dtype.kind not in "biuf":
+        raise UnreadableImage(f"{path}: the array is {values.dtype}, expected numbers")
+    return values
 
 
 def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
@@ -270,15 +260,17 @@ def _decode(
     try:
         if (os.stat(path).st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
-        with _no_pillow_limit(), open_pillow(path if data is None else BytesIO(data)) as image:
-            _check_pixels(image, path, max_pixels)
+        with open_pillow(path if data is None else BytesIO(data)) as image:
+            pixels = image.width * image.height
+            if pixels > max_pixels:
+                raise UnreadableImage(
+                    f"{path}: {image.width} x {image.height} pixels are above the limit of {max_pixels / 1e6:.3g} "
+                    "megapixels"
+                )
             if not per_pixel:
                 return read(image)
-            pixels, needed = image.width * image.height, memory_needed(image, per_pixel) + len(data or b"")
-            check_memory(path, str(image.format), image.size, needed)
+            check_memory(path, str(image.format), image.size, memory_needed(image, per_pixel) + len(data or b""))
             result = read(image)
-            if isinstance(result, (Image.Image, np.ndarray)) and result is not image:
-                _free_pixels(image)
             return_memory(pixels)
             return result
     except (InputError, MemoryError):
@@ -295,35 +287,6 @@ def _decode(
         if isinstance(error, OSError) and error.strerror:  # of the system
             raise UnreadableImage(f"{path}: cannot be read: {error.strerror}") from None
         raise UnreadableImage(f"{path}: corrupt image: {one_line(error) or type(error).__name__}") from error
-
-
-def _check_pixels(image: Image.Image, path: Path, limit: int) -> None:
-    if image.width * image.height > limit:
-        raise UnreadableImage(
-            f"{path}: {image.width} x {image.height} pixels are above the limit of {limit / 1e6:.3g} megapixels"
-        )
-
-
-def _free_pixels(image: Image.Image) -> None:
-    # not by `close`: with Pillow 10 the end of the `with` block of an image that is closed is an error
-    image.im = None  # type: ignore[assignment]
-
-
-@contextmanager
-def _no_pillow_limit() -> Iterator[None]:
-    # Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
-    global _unlimited, _limit_before
-    with _pillow_limit:
-        if not _unlimited:
-            _limit_before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        _unlimited += 1
-    try:
-        yield
-    finally:
-        with _pillow_limit:
-            _unlimited -= 1
-            if not _unlimited:
-                Image.MAX_IMAGE_PIXELS = _limit_before
 
 
 def _may_be_rotated(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
@@ -357,42 +320,16 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     several = False
     with suppress(Exception):  # a GIF is read on for this
         several = _has_frames(image)
-    orientation = _orientation(image)
-    if image.width * image.height >= LARGE_PIXELS:
-        rgb = _large_rgb(image, deep, orientation)
-    else:
-        rgb = _rgb(image if orientation == 1 else ImageOps.exif_transpose(image), deep)
+    if _orientation(image) != 1:
+        ImageOps.exif_transpose(image, in_place=True)  # no second image of the size
+    rgb = _rgb(image, deep)
     rgb.info[SEVERAL_FRAMES] = several
     return rgb
-
-
-def _large_rgb(image: Image.Image, deep: bool, orientation: int = 1) -> Image.Image:
-    """Return an upright RGB image; frees the pixels of `image`, since two large ones would be in memory otherwise."""
-    if image.mode in _GREY_16 or image.mode in ("I", "F"):
-        grey = Image.fromarray(_to_8_bit(image, deep))
-        _free_pixels(image)
-        image = grey
-    if orientation == 1 and image.mode in ("RGB", "1", "L", "P"):
-        return _rgb(image, deep)
-    swapped, up, left = _TURNS[orientation]
-    size = (image.width, image.height) if swapped else (image.height, image.width)
-    pixels = np.empty((*size, 3), np.uint8)
-    stored = (pixels.swapaxes(0, 1) if swapped else pixels)[:: -1 if up else 1, :: -1 if left else 1]
-    for rows, band in _bands(image):
-        stored[rows] = np.asarray(_rgb(band, deep))
-    _free_pixels(image)
-    return Image.fromarray(pixels)
 
 
 def _has_frames(image: Image.Image) -> bool:
     # MPO is a JPEG with a preview or depth of the same view
     return bool(getattr(image, "is_animated", False)) and image.format != "MPO"
-
-
-def _stored_rgb(image: Image.Image) -> Image.Image:
-    deep = _is_deep(image)
-    image.load()
-    return _large_rgb(image, deep) if image.width * image.height >= LARGE_PIXELS else as_rgb(image)
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -403,8 +340,6 @@ def _is_deep(image: Image.Image) -> bool:
 def _rgb(image: Image.Image, deep: bool) -> Image.Image:
     if image.mode in _GREY_16 or image.mode in ("I", "F"):
         image = Image.fromarray(_to_8_bit(image, deep))
-    elif image.mode in ("La", "RGBa"):
-        image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     elif image.mode == "P":
         image.info.pop("transparency", None)  # as bytes it makes Pillow warn, and alpha is dropped anyway
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -443,11 +378,6 @@ def _stored_values(image: Image.Image, path: Path) -> np.ndarray:
 
 def _content(path: Path, data: bytes | None) -> bytes:
     return read_bytes(path, "image") if data is None else data
-
-
-def _with_alpha(image: Image.Image) -> Image.Image:
-    straight = {"La": "LA", "RGBa": "RGBA"}.get(image.mode)
-    return (image.convert(straight) if straight else image).convert("RGBA")
 
 
 def _check_frames(image: Image.Image, path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import IO, Any
 
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import cannot_write, write_atomically
-from seamseg.utils.limits import parse_json
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -33,7 +32,7 @@ class MetricsFile:
             return
         path = folder / METRICS_NAME
         kept = [] if resumed is None or not path.exists() else [m for m in read_metrics(path) if _within(m, *resumed)]
-        write_atomically(path, b"".join(_line(m) for m in kept))
+        write_atomically(path, b"".join(json.dumps(m).encode() + b"\n" for m in kept))
         try:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
@@ -45,7 +44,7 @@ class MetricsFile:
             return
         content = {"kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3), **values}
         with suppress(OSError):
-            self._file.write(_line(content))
+            self._file.write(json.dumps(_finite(content), allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file and discard all further lines."""
@@ -55,38 +54,22 @@ class MetricsFile:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`, or of the one in a run folder, without incomplete lines.
-
-    InputError if there is no such file or it cannot be read.
-    """
+    """Read the complete lines of a `metrics.jsonl`, or of the one in a run folder; InputError if there is none."""
     path = Path(path)
     path = path / METRICS_NAME if path.is_dir() else path
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file (metrics of a training)") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the metrics: {error.strerror or error}") from error
-    metrics = []
+    if not path.is_file():
+        raise InputError(f"{path}: no such file (metrics of a training)")
+    metrics: list[dict[str, Any]] = []
     # text after the last line break is incomplete, even if it happens to be valid JSON
-    for line in lines[:-1]:
-        try:
-            content = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict) and isinstance(content.get("step"), int):
-            metrics.append(content)
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        with suppress(ValueError):  # written in part: the disk was full
+            metrics.append(json.loads(line))
     return metrics
 
 
 def _within(line: dict[str, Any], step: int, epoch: int) -> bool:
     # the validation of an unfinished epoch is repeated, at the same step
-    return line["step"] <= step and (line.get("kind") != "validation" or line.get("epoch", 0) <= epoch)
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(_finite(content), allow_nan=False).encode() + b"\n"
+    return line["step"] <= step and (line["kind"] != "validation" or line["epoch"] <= epoch)
 
 
 def _finite(value: Any) -> Any:

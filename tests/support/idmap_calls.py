@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seamseg.maps.idmaps import library, segments, upsampled
+from seamseg.maps.idmaps.histogram import joint_histogram as joint_histogram
 
 
 def _with_sizes(function: Callable[..., Any], arrays: int) -> Callable[..., Any]:
@@ -12,8 +13,6 @@ def _with_sizes(function: Callable[..., Any], arrays: int) -> Callable[..., Any]
 
 
 assert library.functions is not None, f"no library: {library.state}"
-joint_histogram = library.functions.joint_histogram
-joint_histogram_of_runs = library.functions.joint_histogram_of_runs
 best_masks = _with_sizes(upsampled.best_masks, 2)
 best_classes = _with_sizes(upsampled.best_classes, 1)
 mask_boxes = _with_sizes(upsampled.mask_boxes, 1)

@@ -24,9 +24,6 @@ import numpy as np
 from seamseg.maps.panoptic_map import VOID_ID, SegmentLike, Segments
 from seamseg.utils.errors import InputError
 
-_MAX_IOU = 1 << 20
-"""An annotated area can raise an IoU above 1; sums of IoUs must stay exact."""
-
 
 class SegmentPair(NamedTuple):
     """Two segments of one class that overlap; `gt` and `pred` are their ids."""
@@ -86,7 +83,7 @@ def match_segments(
         if gt is None or pred is None or gt.iscrowd or gt.category != pred.category:
             continue
         union = pred_pixels[p] + gt_areas[g] - shared - overlap.get((VOID_ID, p), 0)
-        if union <= shared / _MAX_IOU:
+        if union <= shared / (1 << 20):  # an annotated area can raise an IoU above 1; sums of IoUs must stay exact
             raise InputError(
                 f"{where}ground-truth segment {g} has an annotated area of {gt_areas[g]}, but more pixels in its map"
             )

@@ -65,8 +65,6 @@ def gt_segments_from_pairs(
 
 def _merge(cat: Numbers, iscrowd: Numbers, num_stuff: int) -> tuple[np.ndarray, list[tuple[int, bool]]]:
     """Return the segment of each instance id (0 void), and class and crowd flag of each segment."""
-    if len(cat) != len(iscrowd):
-        raise ValueError(f"one class and one crowd flag for each id are needed, got {len(cat)} and {len(iscrowd)}")
     lookup = np.zeros(len(cat), np.int32)
     merged: dict[tuple[int, bool], int] = {}
     kinds: list[tuple[int, bool]] = [(VOID, False)]

@@ -12,9 +12,6 @@ import numpy as np
 
 from seamseg.maps.idmaps import library, reference
 
-_AT_ONCE = 1 << 20
-"""Runs or pixels of which arrays are made: a map may have as many runs as pixels."""
-
 
 @dataclass(frozen=True)
 class IdRuns:
@@ -30,15 +27,7 @@ class IdRuns:
 
     def dense(self) -> np.ndarray:
         """Expand the ids of all pixels, `H x W` uint32."""
-        pixels, count = self.height * self.width, len(self.starts)
-        if count <= _AT_ONCE:
-            ids = np.repeat(self.ids, np.diff(self.starts, append=pixels))
-        else:
-            ids = np.empty(pixels, np.int32)
-            ends = [*self.starts[_AT_ONCE::_AT_ONCE].tolist(), pixels]
-            for at, end in zip(range(0, count, _AT_ONCE), ends):
-                starts = self.starts[at : at + _AT_ONCE]
-                ids[starts[0] : end] = np.repeat(self.ids[at : at + _AT_ONCE], np.diff(starts, append=end))
+        ids = np.repeat(self.ids, np.diff(self.starts, append=np.int32(self.height * self.width)))
         return ids.view(np.uint32).reshape(self.height, self.width)
 
 
@@ -60,16 +49,9 @@ def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: i
 def id_runs_of(ids: np.ndarray) -> IdRuns:
     """Convert an id map to runs, `H x W` integers from 0 to 2^31-1."""
     height, width = ids.shape
-    rows = max(1, _AT_ONCE // max(width, 1))
-    starts, values = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
-    for y in range(0, height, rows):
-        band = ids[y : y + rows]
-        first = np.ones(band.shape, bool)
-        np.not_equal(band[:, 1:], band[:, :-1], out=first[:, 1:])
-        found = np.flatnonzero(first)
-        values.append(band.reshape(-1)[found].astype(np.int32))
-        starts.append((found + y * width).astype(np.int32))
-    return IdRuns(height, width, np.concatenate(starts), np.concatenate(values))
+    first = np.ones(ids.shape, bool)
+    np.not_equal(ids[:, 1:], ids[:, :-1], out=first[:, 1:])
+    return IdRuns(height, width, np.flatnonzero(first).astype(np.int32), ids[first].astype(np.int32))
 
 
 Runs = tuple[np.ndarray, np.ndarray]

@@ -9,7 +9,7 @@ from zlib_ng import zlib_ng as zlib  # several times as fast on id maps (docs/de
 BAND_BYTES = 1 << 18
 _SLICE_BYTES = 1 << 16
 """Input is passed on in slices, because what remains of it is copied for each band."""
-_MAX_RATIO = 1032
+MAX_RATIO = 1032
 """A DEFLATE stream cannot decompress to more times its size."""
 
 
@@ -18,13 +18,7 @@ def row_bands(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
 
     ValueError if the stream is damaged or does not hold exactly `height` rows.
     """
-    if height * row_bytes > _MAX_RATIO * len(stream):
-        raise ValueError("decode_id_runs: the compressed data are too short for the size")
-    return _bands(Inflater(stream), height, row_bytes)
-
-
-def _bands(inflater: Inflater, height: int, row_bytes: int) -> Iterator[bytes]:
-    rows = max(1, BAND_BYTES // row_bytes)
+    inflater, rows = Inflater(stream), max(1, BAND_BYTES // row_bytes)
     try:
         for first in range(0, height, rows):
             size = row_bytes * min(rows, height - first)

@@ -1,19 +1,18 @@
 """The C functions of `csrc/maps`, called through ctypes without the GIL.
 
-All arguments are checked here, so that the functions never read outside of their arrays.
+The functions of :mod:`.histogram`, :mod:`.id_runs`, :mod:`.segments` and :mod:`.upsampled` check the arguments, so that
+those of C never read outside of their arrays.
 """
 
 from __future__ import annotations
 
 import ctypes
-import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from seamseg.maps.idmaps.inflate import row_bands
+from seamseg.maps.idmaps.inflate import MAX_RATIO, row_bands
 from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
 
 if TYPE_CHECKING:
@@ -83,57 +82,41 @@ class Library:
             raise ValueError(f"{_PUBLIC_NAMES.get(name, name)}: {message.value.decode()}")
         return result
 
-    def _copy_and_free(
-        self, take: str, result: int, *specs: tuple[tuple[int, ...], DTypeLike]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Copy a result to two arrays of these shapes and dtypes and free it, even if the allocation fails."""
-        try:
-            first, second = (np.empty(*spec) for spec in specs)
-        except BaseException:
-            self._call(take, result, None, None)
-            raise
-        self._call(take, result, first, second)
-        return first, second
-
     def decode_id_runs(self, stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return first pixel and id of each run, both `K` int32; see :func:`.id_runs.decode_id_runs`."""
-        height, width = _as_int64("height", height), _as_int64("width", width)
         row_bytes = 3 * width + 1
-        # first, because it refuses sizes for which the C library would allocate too much
-        bands = row_bands(stream, height, row_bytes)
+        if height * row_bytes > MAX_RATIO * len(stream):  # the C library would allocate too much
+            raise ValueError("decode_id_runs: the compressed data are too short for the size")
         count, runs = _INT64(0), self._call("begin_runs", height, width)
         try:
-            for band in bands:
+            for band in row_bands(stream, height, row_bytes):
                 self._call("add_rows", runs, band, len(band) // row_bytes, ctypes.byref(count))
         except BaseException:
             self._call("take_runs", runs, None, None)
             raise
-        return self._copy_and_free("take_runs", runs, ((count.value,), np.int32), ((count.value,), np.int32))
+        starts, ids = np.empty((2, count.value), np.int32)
+        self._call("take_runs", runs, starts, ids)
+        return starts, ids
 
     def joint_histogram(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sorted pairs, `K x 2` int64, and counts, `K` int64, of two integer arrays of the same shape."""
-        if a.shape != b.shape:
-            raise ValueError("joint_histogram: a and b must have the same shape")
-        first, second = _native("a", a), _native("b", b)
-        count, codes = _INT64(0), [_dtype_code(x) for x in (first, second)]
-        pairs = self._call("joint_histogram", first, codes[0], second, codes[1], first.size, ctypes.byref(count))
-        return self._pairs(pairs, count.value)
+        first, second = (np.asarray(labels, labels.dtype.newbyteorder("=")) for labels in (a, b))
+        arguments = first, _dtype_code(first), second, _dtype_code(second), first.size
+        return self._pairs("joint_histogram", *arguments)
 
     def joint_histogram_of_runs(
         self, a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the joint histogram of two maps of `total` pixels, given as runs."""
-        runs: list[Any] = []
-        for starts, ids in ((a_starts, a_ids), (b_starts, b_ids)):
-            if starts.dtype != np.int32 or ids.dtype != np.int32 or starts.shape != ids.shape or starts.ndim != 1:
-                raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and of the same length")
-            runs += [starts, ids, starts.size]
-        count = _INT64(0)
-        pairs = self._call("joint_histogram_of_runs", *runs, _as_int64("total", total), ctypes.byref(count))
-        return self._pairs(pairs, count.value)
+        runs = a_starts, a_ids, a_starts.size, b_starts, b_ids, b_starts.size
+        return self._pairs("joint_histogram_of_runs", *runs, total)
 
-    def _pairs(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._copy_and_free("take_pairs", result, ((count, 2), np.int64), ((count,), np.int64))
+    def _pairs(self, name: str, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        count = _INT64(0)
+        found = self._call(name, *arguments, ctypes.byref(count))
+        pairs, counts = np.empty((count.value, 2), np.int64), np.empty(count.value, np.int64)
+        self._call("take_pairs", found, pairs, counts)
+        return pairs, counts
 
     def paste_masks(
         self, ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool
@@ -236,24 +219,9 @@ class _Axis(ctypes.Structure):
         return cls(axis.first.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape)
 
 
-def _as_int64(name: str, value: int) -> int:
-    """Check the range of an integer, which ctypes would truncate."""
-    number = operator.index(value)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"{name} must fit into 64 bits, got {number}")
-    return number
-
-
 def _contiguous(array: np.ndarray) -> np.ndarray:
     """Return an array contiguous and aligned; the same array if it is already."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.require(array, None, ("C", "A"))
-
-
-def _native(name: str, labels: np.ndarray) -> np.ndarray:
-    """Return integers in native byte order; the same array if they are already."""
-    if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
-        raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
-    return np.asarray(labels, labels.dtype.newbyteorder("="))
 
 
 def _dtype_code(labels: np.ndarray) -> int:

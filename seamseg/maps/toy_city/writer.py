@@ -116,16 +116,13 @@ def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") ->
     """Write the settings to the file `name` of a folder; InputError if it has other ones, to not mix their files."""
     path = folder / name
     if path.is_file():
-        try:
-            found = json.loads(path.read_text())
-        except ValueError as error:
-            raise InputError(f"{path}: not readable ({error}); delete the folder") from None
-        if found != settings:
-            found = found if isinstance(found, dict) else {}
-            changed = [key for key in {**found, **settings} if found.get(key) != settings.get(key)]
-            differences = ", ".join(f"{key} {found.get(key)} (now {settings.get(key)})" for key in changed)
+        if (found := json.loads(path.read_text())) != settings:
+            changed = [
+                f"{key} {found.get(key)} (now {value})" for key, value in settings.items() if found.get(key) != value
+            ]
             raise InputError(
-                f"{folder}: holds files of other settings ({name}: {differences}); choose another folder or delete it"
+                f"{folder}: holds files of other settings ({name}: {', '.join(changed)}); choose another folder or "
+                "delete it"
             )
         return
     make_folder(folder)

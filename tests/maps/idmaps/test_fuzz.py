@@ -7,9 +7,6 @@ import pytest
 import torch
 from support.emulator import Fault, Raised, Worker, obstacle
 from support.op_mistakes import perturbed
-from support.png_streams import random_ids
-
-from seamseg.maps.idmaps.id_runs import id_runs_of
 
 EXPECTED = {"ValueError", "TypeError", "MemoryError", "_ArrayMemoryError", "AttributeError", "OverflowError"}
 INTEGERS = (np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
@@ -19,12 +16,6 @@ def _labels(draw, rng):
     shape = draw.randint(0, 90), draw.randint(1, 150)
     runs = rng.integers(0, draw.choice((3, 120)), (2, *shape)).repeat(draw.choice((1, 9)), 2)
     return [ids.astype(draw.choice(INTEGERS)) for ids in runs]
-
-
-def _runs(draw, rng):
-    height, width = draw.randint(1, 40), draw.randint(1, 150)
-    maps = [id_runs_of(random_ids(rng, height, width, draw.choice((1, 4, 30)))) for _ in range(2)]
-    return [array for runs in maps for array in (runs.starts, runs.ids)] + [height * width]
 
 
 def _masks(draw, rng):
@@ -59,7 +50,6 @@ def _png_rows(draw, rng):
 
 MADE = {
     "joint_histogram": _labels,
-    "joint_histogram_of_runs": _runs,
     "best_masks": _scored_masks,
     "best_classes": _masks,
     "mask_boxes": _masks,

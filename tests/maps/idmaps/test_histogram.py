@@ -100,12 +100,9 @@ def test_wrong_arguments():
         (joint_histogram, three, np.zeros((1, 3), int), ValueError, r"the same shape, got \(3,\) and \(1, 3\)"),
         (joint_histogram, np.zeros((1, 3), int), three, ValueError, r"the same shape, got \(1, 3\) and \(3,\)"),
         (joint_histogram, np.zeros(3), three, TypeError, "a must hold integers, got float64"),
-        (joint_histogram, three, torch.zeros(3).bfloat16(), TypeError, r"b must hold integers, got torch\.bfloat16"),
+        (joint_histogram, three, torch.zeros(3), TypeError, "b must hold integers, got float32"),
         (joint_histogram, three - 1, three, ValueError, "must not be negative"),
-        (joint_histogram, three + 2**62 - 1, three + 1, ValueError, "too large"),
-        (functions.joint_histogram, three, np.zeros(5, int), ValueError, "the same shape"),
-        (functions.joint_histogram, three, np.zeros(3, complex), ValueError, "integers, got complex128"),
     ):
         with pytest.raises(error, match=words):
             function(a, b)
-    assert joint_histogram(three + 2**62 - 2, three + 1)[0].tolist() == [[2**62 - 2, 1]], "the largest label"
+    assert joint_histogram(three + 2**63 - 1, three + 1)[0].tolist() == [[2**63 - 1, 1]], "the largest label"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
-from seamseg.maps.idmaps import id_runs, reference
+from seamseg.maps.idmaps import reference
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
 from seamseg.maps.idmaps.library import functions
@@ -105,21 +105,6 @@ def test_histogram_of_wrong_runs():
     for first, ids, total, words in (
         (starts, starts, 6, "rise"),
         (starts[:0], starts[:0], 6, "without runs"),
-        (starts[:1], starts, 6, "of the same length"),
-        (starts, starts.astype(np.int64), 6, "int32"),
-        (starts, starts, 2**70, "64 bits"),
     ):
         with pytest.raises(ValueError, match=words):
             compare(first, ids, starts, starts, total)
-
-
-@pytest.mark.parametrize("run", [1, 3, 40])
-def test_maps_of_many_runs_in_parts(monkeypatch, run):
-    ids = random_ids(np.random.default_rng(0), 9, 31, run)
-    whole = id_runs_of(ids)
-    monkeypatch.setattr(id_runs, "_AT_ONCE", 7)
-    parts = id_runs_of(ids)
-    np.testing.assert_array_equal(parts.starts, whole.starts)
-    np.testing.assert_array_equal(parts.ids, whole.ids)
-    np.testing.assert_array_equal(parts.dense(), ids)
-    assert parts.dense().dtype == np.uint32
