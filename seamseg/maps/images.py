@@ -174,29 +174,18 @@ def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
         if image.mode in _MASK_MODES and image.mode != "P":
             return _integers(image, Path(path), data)
         _check_frames(image, Path(path))
-        has_alpha = "transparency" in image.info or image.mode in ("LA", "PA", "RGBA", "RGBa")
-        image.load()
-        colors = np.empty((image.height, image.width), np.int32)
-        alpha = np.empty(colors.shape if has_alpha else 0, np.uint8)
-        for rows, band in _bands(image):
-            pixels = np.asarray(band.convert("RGBA" if has_alpha else "RGB")).astype(np.int32)
-            colors[rows] = pixels[..., 0] | pixels[..., 1] << 8 | pixels[..., 2] << 16
-            if has_alpha:
-                alpha[rows] = pixels[..., 3]
+        pixels = np.array(image.convert("RGBA"))
+        colors, alpha = (pixels.view("<u4")[..., 0] & 0xFFFFFF).astype(np.int32), pixels[..., 3]
         if image.format == "PNG":
-            check_png(
-                _content(Path(path), data),
-                complete=bool(colors[-1].any() or alpha[-1:].any()),
-            )
-        if not has_alpha or (alpha.min() == alpha.max() > 0):
+            check_png(_content(Path(path), data), complete=bool(colors[-1].any()))
+        if alpha.min() == alpha.max() > 0:
             return colors
-        seen = alpha > 0
-        if colors.min(where=seen, initial=1 << 24) < colors.max(where=seen, initial=-1):
+        seen = colors[alpha > 0]
+        if seen.size and seen.min() < seen.max():
             raise UnreadableImage(
                 f"{path}: both its colours and its alpha channel vary; store the mask of an object as a grey image"
             )
-        colors[...] = alpha
-        return colors
+        return alpha.astype(np.int32)
 
     return _decode(Path(path), read, data, per_pixel=MASK_BYTES)
 

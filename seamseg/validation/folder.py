@@ -58,8 +58,8 @@ class EvaluationWriter:
             raise InputError(f"`out={out}`: an evaluation folder needs images in files: [dataloader] reader = folder")
         dataset = reader.folder
         self.out = Path(out)
-        # maps of an earlier evaluation in the folder must be removed
-        self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)
+        if world.is_main:
+            begin_evaluation(self.out)
         self.dataset = dataset
         self.maps = maps
         self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
@@ -123,10 +123,6 @@ class EvaluationWriter:
         ]
         every = [record for part in records for record in part]
         write_images(self.out, sorted(every, key=lambda record: str(record.image_id)))
-        if self._replaces:
-            kept = {self.out / MAPS / name for record in every for name in record.maps.values()}
-            for path in set((self.out / MAPS).rglob("*.png")) - kept:
-                path.unlink()
         metadata = self.dataset.metadata
         summary = Evaluation(
             self.out,
@@ -138,16 +134,11 @@ class EvaluationWriter:
             maps[0],
             maps[1],
             self._images,
-            own_maps=True,
         )
         write_summary(summary)
 
     def _write_list(self, writer: CocoPanopticWriter, entries: list[CocoEntry]) -> MapFiles:
         writer.write_json(entries)
-        if self._replaces:
-            written = {writer.folder / entry["annotation"]["file_name"] for entry in entries}
-            for path in set(writer.folder.rglob("*.png")) - written:
-                path.unlink()
         return MapFiles(writer.json_path, writer.folder)
 
 

@@ -65,8 +65,6 @@ def evaluate_panoptic_json(
         if a file is missing or broken, an image has no prediction, sizes differ, ids of a map and its JSON differ, or a
         category is unknown
     """
-    if legacy and out is not None:
-        raise InputError(f"{out}: out is not supported with legacy, since evaluation folders hold official scores")
     files = _FilePair(_read(gt), _read(pred))
     evaluator = PanopticEvaluator(files.gt.categories or [], legacy)
     annotations = files.gt.annotations
@@ -76,7 +74,7 @@ def evaluate_panoptic_json(
             files.evaluate(image, evaluator)
         return evaluator.scores()
     folder = Path(out)
-    begin_evaluation(folder, own_maps=False)
+    begin_evaluation(folder)
     write_images(folder, (files.record(image, evaluator) for image in compared))
     summary = Evaluation(
         folder,

@@ -154,7 +154,6 @@ class Evaluation:
     confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
     ground_truth, prediction : the maps
     photos : folder of the images, None if unknown
-    own_maps : whether the maps were written by the evaluation, or existed before
     """
 
     folder: Path
@@ -166,7 +165,6 @@ class Evaluation:
     ground_truth: MapFiles
     prediction: MapFiles
     photos: Path | None
-    own_maps: bool = False
 
     def images(self) -> Iterator[ImageRecord]:
         """Read the images line by line."""
@@ -181,18 +179,9 @@ class Evaluation:
                     raise InputError(f"{path}, line {number}: invalid image record: {error}") from error
 
 
-def begin_evaluation(folder: Path, own_maps: bool) -> bool:
-    """Mark a folder as unfinished until :func:`write_summary`; `own_maps` if the evaluation will write the maps, too.
-
-    Return whether existing maps in the folder were written by an evaluation and may be replaced.
-    """
-    path = folder / SUMMARY
-    try:
-        had_maps = parse_json(read_bytes(path, "summary", EVALUATION_BYTES)).get("own_maps") is True
-    except (InputError, ValueError, AttributeError):
-        had_maps = False
-    write_json(path, {"format": _UNFINISHED, "own_maps": own_maps})
-    return had_maps
+def begin_evaluation(folder: Path) -> None:
+    """Mark a folder as unfinished until :func:`write_summary`."""
+    write_json(folder / SUMMARY, {"format": _UNFINISHED})
 
 
 def write_images(folder: Path, records: Iterable[ImageRecord]) -> None:
@@ -221,7 +210,6 @@ def write_summary(evaluation: Evaluation) -> Path:
         "ground_truth": files(evaluation.ground_truth),
         "prediction": files(evaluation.prediction),
         "photos": None if evaluation.photos is None else _portable(evaluation.photos, folder),
-        "own_maps": evaluation.own_maps,
     }
     write_json(folder / SUMMARY, content)
     return folder / SUMMARY
@@ -254,7 +242,6 @@ def read_evaluation(folder: str | Path) -> Evaluation:
             files(content["ground_truth"]),
             files(content["prediction"]),
             None if content["photos"] is None else folder / content["photos"],
-            content.get("own_maps") is True,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not an evaluation summary ({type(error).__name__}: {error})") from error

@@ -14,7 +14,7 @@ from seamseg.maps.idmaps.reference import outlines
 from seamseg.maps.idmaps.resize import nearest_index
 from seamseg.maps.idmaps.segments import BAND_BYTES, overlay
 from seamseg.maps.panoptic_map import VOID, PanopticResult
-from seamseg.maps.visualize.palette import distinct_colors, padded_palette, text_color
+from seamseg.maps.visualize.palette import padded_palette, text_color
 from seamseg.utils.errors import one_line
 
 __all__ = ["draw_boxes", "draw_overlay", "outlines"]
@@ -121,25 +121,18 @@ def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTyp
 
 
 def draw_boxes(
-    image: np.ndarray,
-    boxes: np.ndarray,
-    classes: np.ndarray | None = None,
-    palette: Palette | None = None,
-    width: int = 2,
+    image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, palette: Palette, width: int = 2
 ) -> np.ndarray:
     """Draw boxes on an image, uint8 `H x W x 3`, with lines of `width` pixels.
 
     `boxes` are `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite boxes are skipped.
-    `classes` are `N` rows `r, g, b` of the palette, None for one colour each.
+    `classes` are `N` rows `r, g, b` of the palette.
     """
-    boxes = np.asarray(boxes, float).reshape(-1, 4)
-    indices = np.arange(len(boxes)) if classes is None else np.asarray(classes, np.int64)
-    colors = distinct_colors(256) if palette is None else padded_palette(palette)
     canvas = Image.fromarray(np.ascontiguousarray(image))
     draw = ImageDraw.Draw(canvas)
-    for i, box in enumerate(boxes.tolist()):
+    for box, color in zip(boxes.tolist(), padded_palette(palette)[classes].tolist()):
         if np.isfinite(box).all():
-            outline_box(draw, box, tuple(colors[int(indices[i]) % 256].tolist()), width)
+            outline_box(draw, box, tuple(color), width)
     return np.asarray(canvas)
 
 

@@ -83,17 +83,6 @@ def test_negative_labels_and_views():
         check(x, y)  # the function in front of both refuses negative ones
 
 
-def test_without_the_library(monkeypatch):
-    a, b = np.random.default_rng(0).integers(0, 2**20, (2, 30, 40))
-    expected = joint_histogram(a, b)
-    monkeypatch.setattr("seamseg.maps.idmaps.library.functions", None)
-    for found, wanted in zip(joint_histogram(a, b), expected):
-        assert np.array_equal(found, wanted)
-        assert found.dtype == wanted.dtype
-    with pytest.raises(ValueError, match="must not be negative"):
-        joint_histogram(a - 2**20, b)
-
-
 def test_wrong_arguments():
     three = np.zeros(3, int)
     for function, a, b, error, words in (

@@ -83,11 +83,9 @@ def test_rows_of_a_png(seed, size, mapped):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"image": np.zeros((4, 5, 4), np.uint8)}, "image must be"),
         ({"ids": np.zeros((4, 5), np.int64)}, "ids must be"),
         ({"ids": np.zeros((4, 6), np.int32)}, "6 columns and the image 5"),
         ({"rows": np.arange(1, 5)}, "rows must be from 0 to 3, got 1 to 4"),
-        ({"columns": np.full(5, -1)}, "columns must be from 0 to 4"),
         ({"share": 257}, "share must be 0 to 256"),
     ],
 )
@@ -104,11 +102,3 @@ def test_arguments_of_an_overlay_are_checked(change, words):
     assert segments.overlay(**given).shape == (4, 5, 3)
     with pytest.raises(ValueError, match=words):
         segments.overlay(**given | change)
-
-
-def test_arguments_of_png_rows_are_checked():
-    ids, values = np.zeros((2, 3), np.int32), np.zeros(1, np.uint32)
-    assert segments.png_rows(ids, ids[0], values).shape == segments.png_rows(ids, None, None).shape == (2, 10)
-    for arguments in ((ids.astype(np.int64), None, values), (ids, ids, values), (ids, None, ids)):
-        with pytest.raises(ValueError, match="png_rows: "):
-            segments.png_rows(*arguments)

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image
 from support.report_pages import blocks, decode_index_map
 
 from seamseg.cli.main import main
-from seamseg.maps.evaluation.record import IMAGES, SUMMARY, read_evaluation
+from seamseg.maps.evaluation.record import IMAGES, SUMMARY
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.idmaps.resize import resize_nearest
-from seamseg.maps.report import find_evaluation, write_report
+from seamseg.maps.report import find_evaluation
 from seamseg.maps.report.build import select_extremes
 from seamseg.maps.report.images import encode_index_map
-from seamseg.utils.errors import InputError, printable
+from seamseg.utils.errors import printable
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_against_skips_images_of_one_run_only_and_keeps_the_report(runs: tuple[P
     assert (summary["unpaired"], summary["total"], summary["n_images"]) == (3, 7, [7, 10])
 
 
-@pytest.mark.parametrize("spoil", ["none", "missing", "broken", "avif", "outside"])
+@pytest.mark.parametrize("spoil", ["none", "missing", "broken", "outside"])
 def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: Any) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -185,10 +185,6 @@ def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: A
         line["photo"] = {"none": None, "outside": "../photos/x.jpg"}.get(spoil, "x.jpg")
     if spoil != "missing":
         (photos / "x.jpg").write_bytes(b"no picture")
-    if spoil == "avif" and features.check("avif"):
-        Image.new("RGB", (8, 8)).save(photos / "x.jpg", "AVIF")
-        # the decoder raises RuntimeError
-        (photos / "x.jpg").write_bytes((photos / "x.jpg").read_bytes().replace(b"pitm", b"pitx"))
     if spoil == "outside":
         Image.new("RGB", (8, 8)).save(photos / "x.jpg")
     (copy / IMAGES).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -210,26 +206,9 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda f: (f / IMAGES).unlink(), "images.jsonl: no such file"),
-        (lambda f: (f / IMAGES).write_text(""), "contains no image"),
-    ],
-)
-def test_broken_evaluations(copy: Path, spoil: Callable[[Path], object], words: str, capsys: Any) -> None:
-    spoil(copy)
-    assert main(["report", str(copy), "--quiet"]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
-    assert not [p for p in copy.iterdir() if p.name not in (IMAGES, SUMMARY)], "nothing half-written is left"
-
-
-@pytest.mark.parametrize(
     ("spoil", "words", "lines"),
     [
         (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG", 1),
-        (_edit(lambda e: e.update(prediction_png="../secret.png")), "is not a path inside this folder", 1),
         (_edit(lambda e: e.update(width=e["width"] + 1)), "were evaluated; evaluate again", 2),
     ],
 )
@@ -254,12 +233,11 @@ def test_other_classes_cannot_be_compared(runs: tuple[Path, Path], copy: Path, c
     (copy / SUMMARY).write_text(json.dumps(content))
     assert main(["report", str(runs[0]), "--against", str(copy)]) == 2
     assert "for example 'river'; compare runs on one data set" in capsys.readouterr().err
-
-
-def test_no_common_image(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
+    content["classes"][0]["name"] = find_evaluation(runs[0]).classes[0].name
+    (copy / SUMMARY).write_text(json.dumps(content))
     (copy / IMAGES).write_text((copy / IMAGES).read_text().replace('"scene ', '"other '))
-    with pytest.raises(InputError, match="no image in common"):
-        write_report(tmp_path / "a.html", read_evaluation(copy), find_evaluation(runs[0]))
+    assert main(["report", str(runs[0]), "--against", str(copy)]) == 2
+    assert "have no image in common; compare runs on one data set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

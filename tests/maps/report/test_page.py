@@ -79,27 +79,7 @@ def test_headline_and_table(report: Path, open_page: Open) -> None:
 
 
 @pytest.mark.slow
-def test_sorting_and_filtering_classes(report: Path, open_page: Open) -> None:
-    page = open_page(report)
-    head = page.locator("th", has=page.get_by_role("button", name="PQ", exact=True))
-    head.locator("button").click()
-    assert head.get_attribute("aria-sort") == "descending"
-    numbers = [float(n) for n in _column(page, 3)]
-    assert numbers == sorted(numbers, reverse=True)
-    assert len(set(numbers)) > 3
-    page.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending"
-    assert [float(n) for n in _column(page, 3)] == sorted(numbers)
-    page.select_option("#class-kind", "thing")
-    assert set(_column(page, 2)) == {"thing"}
-    assert page.locator("#class-count").inner_text() == "5 of 11 classes"
-    page.get_by_role("button", name="Class", exact=True).click()
-    assert head.get_attribute("aria-sort") == "none"
-    assert [n.lower() for n in _column(page, 1)] == sorted(n.lower() for n in _column(page, 1))
-
-
-@pytest.mark.slow
-def test_selecting_a_class_filters_the_images(report: Path, open_page: Open) -> None:
+def test_classes_are_sorted_and_filter_the_images(report: Path, open_page: Open) -> None:
     page = open_page(report)
     evaluation = find_evaluation(report.parent)
     index = [c.name for c in evaluation.classes].index("truck")
@@ -113,25 +93,26 @@ def test_selecting_a_class_filters_the_images(report: Path, open_page: Open) -> 
         if s.category == index and s.outcome in ("matched", "missed", "false")
     }
     assert 0 < len(having) < 10
+    head = page.locator("th", has=page.get_by_role("button", name="PQ", exact=True))
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    numbers = [float(n) for n in _column(page, 3)]
+    assert numbers == sorted(numbers, reverse=True)
     button = page.get_by_role("button", name="truck", exact=True)
     button.click()
     assert set(_names(page)) == having
     assert button.get_attribute("aria-pressed") == "true"
-    assert page.locator("#image-count").inner_text() == f"{len(having)} of 10 images"
     page.select_option("#by-outcome", "2")
     assert set(_names(page)) == missed
-    page.fill("#by-name", "nothing is called so")
-    assert page.locator("#no-cards").is_visible()
     page.click("#reset")
     assert len(_names(page)) == 10
     assert button.get_attribute("aria-pressed") == "false"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("view", ["Prediction", "Ground truth", "Errors"])
-def test_tooltips_are_exact(report: Path, open_page: Open, view: str) -> None:
+def test_tooltips_are_exact(report: Path, open_page: Open) -> None:
     page = open_page(report)
-    page.locator("#views").get_by_role("button", name=view).click()
+    page.locator("#views").get_by_role("button", name="Errors").click()
     summary = blocks(report)["summary"][0]
     name = _names(page)[0]
     number = next(k for k, i in enumerate(summary["images"]) if i["name"] == name)
@@ -230,15 +211,6 @@ def test_keyboard_navigation(report: Path, open_page: Open) -> None:
 
 
 @pytest.mark.slow
-def test_a_narrow_phone_does_not_scroll_sideways(report: Path, open_page: Open) -> None:
-    page = open_page(report, viewport=PHONE)
-    check_layout(page)
-    page.locator(".card .open").first.click()
-    page.wait_for_selector("#viewer[data-shown]")
-    check_layout(page)
-
-
-@pytest.mark.slow
 def test_a_training_is_shown_if_there_is_one(report: Path, runs: tuple[Path, Path], open_page: Open) -> None:
     section = '[aria-labelledby="training"]'
     page = open_page(report)
@@ -246,26 +218,22 @@ def test_a_training_is_shown_if_there_is_one(report: Path, runs: tuple[Path, Pat
     line = {"kind": "train", "step": 70, "epoch": 0, "loss": 2.5, "step_seconds": 1.5, "images_per_second": 5.25}
     last = {"kind": "validation", "step": 70, "epoch": 0, "seconds": 20, "PQ": 0.625}
     metrics, out = runs[0] / "metrics.jsonl", runs[0] / "trained.html"
-    lines = [{**line, "rss_peak_gib": 1.26}, last, {**line, "step": 140, "epoch": 1, "loss": None}]
-    metrics.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    metrics.write_text(f"{json.dumps(line)}\n{json.dumps(last)}\n")
     try:
-        command = ["report", str(runs[0]), "--against", str(runs[1]), "--out", str(out), "--images", "1", "--quiet"]
-        assert main(command) == 0
+        assert main(["report", str(runs[0]), "--out", str(out), "--images", "1", "--quiet"]) == 0
     finally:
         metrics.unlink()
     page = open_page(out, viewport=PHONE)
     check_layout(page)
-    words = "2 epochs · 140 steps · 0:03:50 with validations · 5.3 images/s · peak memory 1.3 GiB"
-    assert page.locator("#training-lines").inner_text() == f"run0: {words}"
-    assert page.locator(f"{section} h3").all_inner_texts() == ["Loss and PQ: run0"]
-    assert page.locator(f"{section} svg").get_attribute("aria-label") == "Loss and PQ. epoch 1: 2.5; epoch 2: \u2013"
-    assert page.locator(f"{section} text").all_text_contents() == ["0", "3", "1", "2", "epoch"]
     page.locator(f"{section} rect").hover()
     assert page.locator("#tooltip").inner_text().split("\n") == [
         "epoch 1",
         "mean loss: 2.5",
         "PQ of validations, 0 to 100 %: 62.5 %",
     ]
+    page.locator(".card .open").first.click()
+    page.wait_for_selector("#viewer[data-shown]")
+    check_layout(page)
 
 
 @pytest.mark.slow
@@ -280,10 +248,6 @@ def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path
     by_change = dict(zip(names, changes))
     shown = [by_change[name] for name in _names(page)]
     assert shown == sorted(changes, reverse=True)
-    page.get_by_role("button", name="Δ PQ", exact=True).click()
-    numbers = [float(n.replace(MINUS, "-").replace("±", "")) for n in _column(page, 4)]
-    assert numbers == sorted(numbers, reverse=True)
-    assert numbers[-1] < 0 < numbers[0]
     _scroll_to_images(page)
     assert page.locator(".card").first.locator("canvas").count() == 2
     page.locator(".card .open").first.click()
