@@ -60,9 +60,8 @@ def image_files(
 ) -> list[Path]:
     """Return the images of a folder and its sub-folders, by the endings of their names, sorted.
 
-    Hidden files and folders, and folders of which `leave_out` is true, are ignored. A folder that links lead to again
-    is read once. A sub-folder that cannot be listed is a line on stderr; if the folder itself cannot, this is an
-    InputError.
+    Hidden files and folders, and folders of which `leave_out` is true, are ignored; links are followed. A sub-folder
+    that cannot be listed is a line on stderr; if the folder itself cannot, this is an InputError.
     """
     found: list[Path] = []
 
@@ -72,13 +71,11 @@ def image_files(
             raise InputError(problem) from error
         echo(problem, file=sys.stderr)
 
-    visited: set[str] = set()
     for parent, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
-        here, real = Path(parent), os.path.realpath(parent)
-        if real in visited or leave_out(here):
+        here = Path(parent)
+        if leave_out(here):
             folders.clear()
             continue
-        visited.add(real)
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         found += [here / name for name in files if name.lower().endswith(endings) and not is_hidden(name)]
     return sorted(found)

@@ -370,11 +370,6 @@ def test_outputs_inside_the_folder_are_not_inputs(tree, capsys):
         find_sources(tree, tree / "sub" / "..")
 
 
-def test_cyclic_links(tree):
-    (tree / "sub" / "again").symlink_to(tree, target_is_directory=True)
-    assert names(find_sources(tree))[-1] == "sub/deep/c"
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

@@ -126,9 +126,7 @@ class PanopticEvaluator:
 
     def merge(self, other: PanopticEvaluator) -> None:
         """Add the counts of another object."""
-        self.quality.merge(other.quality)
-        self.confusion.merge(other.confusion)
-        self.uncovered.merge(other.uncovered)
+        self.load_state(self.state() + other.state())
 
     def state(self) -> np.ndarray:
         """Return all counts as one int64 vector, to be summed over processes for :meth:`load_state`."""

@@ -48,11 +48,6 @@ class PanopticQuality:
         self.n_images += 1
         return matches
 
-    def merge(self, other: PanopticQuality) -> None:
-        """Add the counts of another object."""
-        self._state += other._state
-        self.n_images += other.n_images
-
     def state(self) -> np.ndarray:
         """Return the counts as one int64 vector, to be summed over processes for :meth:`load_state`."""
         return np.append(self._state.ravel(), self.n_images)

@@ -97,5 +97,6 @@ def joint_histogram_of_runs(a: IdRuns, b: IdRuns) -> tuple[np.ndarray, np.ndarra
     """Count the pixels with each pair of ids; see :func:`seamseg.maps.idmaps.histogram.joint_histogram`."""
     if (a.height, a.width) != (b.height, b.width):
         raise ValueError(f"joint_histogram_of_runs: sizes differ, {a.height} x {a.width} and {b.height} x {b.width}")
-    implementation = library.functions or reference
-    return implementation.joint_histogram_of_runs(a.starts, a.ids, b.starts, b.ids, a.height * a.width)
+    if library.functions is None:
+        return reference.joint_histogram(a.dense(), b.dense())
+    return library.functions.joint_histogram_of_runs(a.starts, a.ids, b.starts, b.ids, a.height * a.width)

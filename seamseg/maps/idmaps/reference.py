@@ -11,15 +11,6 @@ _BAND = 32
 """Rows of an image computed at a time, which bounds the temporary memory."""
 
 
-def joint_histogram_of_runs(
-    a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Count pairs of ids; see :func:`seamseg.maps.idmaps.id_runs.joint_histogram_of_runs`."""
-    maps = ((a_starts, a_ids), (b_starts, b_ids))
-    a, b = (np.repeat(ids, np.diff(starts, append=np.int64(total))) for starts, ids in maps)
-    return joint_histogram(a, b)
-
-
 def joint_histogram(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Count pairs of labels; see :func:`seamseg.maps.idmaps.histogram.joint_histogram`, also for negative labels.
 

@@ -8,10 +8,6 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-_DISTANCE = 64
-"""Least difference of two colours of classes in a channel, where the palette has enough colours."""
-_SPARE = 1 << 10
-
 
 def padded_palette(palette: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
     """Pad a palette with black to `256 x 3` uint8 (void is row 255)."""
@@ -39,27 +35,12 @@ def voc_color(number: int) -> tuple[int, int, int]:
 
 
 def class_colors(given: Sequence[Sequence[int] | None]) -> list[tuple[int, int, int]]:
-    """Return the given colours, and colours of the palette of Pascal VOC where there is none.
-
-    These differ by 64 or more in a channel from all other colours and from black, or, if no colour of the palette does,
-    by half of it, and so on.
-    """
-    spare = np.array([voc_color(k) for k in range(1, _SPARE)], np.int64)
-    wanted = [None if color is None else (int(color[0]), int(color[1]), int(color[2])) for color in given]
-    taken = np.array([(0, 0, 0), *(color for color in wanted if color is not None)], np.int64)
-    distance = np.abs(spare[:, None] - taken).max(axis=-1).min(axis=1)
-    found = []
-    for k, color in enumerate(wanted):
+    """Return the given colours, and where there is none the colour of this number of Pascal VOC, or the next free."""
+    found = [None if color is None else (int(color[0]), int(color[1]), int(color[2])) for color in given]
+    for k, color in enumerate(found):
         if color is None:
-            least = _DISTANCE
-            while not (clear := distance >= least).any():
-                least //= 2
-            # from the colour of this number, which only the colour of another class displaces
-            order = np.roll(np.arange(len(spare)), -k)
-            color = voc_color(int(order[np.argmax(clear[order])]) + 1)
-            distance = np.minimum(distance, np.abs(spare - np.array(color)).max(axis=-1))
-        found.append(color)
-    return found
+            found[k] = next(other for n in range(k + 1, 1 << 24) if (other := voc_color(n)) not in found)
+    return [color for color in found if color is not None]
 
 
 def text_color(background: Sequence[int] | np.ndarray) -> tuple[int, int, int]:

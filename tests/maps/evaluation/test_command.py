@@ -9,7 +9,6 @@ import pytest
 
 from seamseg.cli.main import main
 from seamseg.maps.formats.id_png import write_id_png
-from seamseg.validation.options import EvaluationOptions
 
 CATEGORIES = [{"id": 1, "name": "road", "isthing": 0}, {"id": 2, "name": "car", "isthing": 1}]
 
@@ -60,32 +59,3 @@ def test_bad_usage_is_one_line_and_exit_code_2(files, capsys, arguments, words):
     error = capsys.readouterr().err.strip()
     assert words in error
     assert "\n" not in error
-
-
-def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
-    from seamseg.maps.evaluation import evaluate_panoptic_json
-    from seamseg.validation import evaluate
-
-    asked = {}
-
-    def evaluate_model(*args):
-        asked["args"] = args
-        return evaluate_panoptic_json(*files)
-
-    monkeypatch.setattr(evaluate, "evaluate_model", evaluate_model)
-    monkeypatch.chdir(tmp_path)
-    for file in ("run/model_last.pth.tar", "data/metadata.bin"):
-        (tmp_path / file).parent.mkdir()
-        (tmp_path / file).write_bytes(b"")
-    changes = ("general.seed=1", "roi.nms_threshold=0.2")
-    words = ["evaluate", "run", "data", "--split", "val", "--set", changes[0], "--set", changes[1], "--legacy-metrics"]
-    words += ["--precision", "bf16", "--tta", "flip", "--tiles", "512", "--score-threshold", "0.3"]
-    assert main(words) == 0
-    assert "33.33" in capsys.readouterr().out
-    inference = {"score_threshold": 0.3, "tiles": 512, "tta": "flip", "overrides": changes, "precision": "bf16"}
-    assert asked == {"args": (EvaluationOptions("run", "data", split="val", legacy=True, **inference),)}
-    # of several processes only the first one speaks
-    monkeypatch.setenv("RANK", "1")
-    assert main(["evaluate", "run", "data", "--json", str(tmp_path / "m.json")]) == 0
-    assert capsys.readouterr().out == ""
-    assert not (tmp_path / "m.json").exists()

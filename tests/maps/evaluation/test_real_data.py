@@ -82,5 +82,6 @@ def test_frames_of_cityscapes(tmp_path, split):
     expected = {("pixel", key): pixel[f"averageScore{name}"] for key, name in names.items()}
     expected |= {("instance", "AP"): instance["allAp"], ("instance", "AP50"): instance["allAp50%"]}
     expected |= {("panoptic", key): panoptic[key.lower()] for key in ("PQ", "SQ", "RQ")}
-    found = {(part, key): getattr(getattr(scores, part), key) for part, key in expected}
+    of = {"pixel": scores.pixel.means, "instance": scores.instance.means, "panoptic": vars(scores.panoptic)}
+    found = {(part, key): of[part][key] for part, key in expected}
     assert found == pytest.approx(expected, abs=1e-12, rel=1e-12)

@@ -211,32 +211,6 @@ def test_keyboard_navigation(report: Path, open_page: Open) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_is_shown_if_there_is_one(report: Path, runs: tuple[Path, Path], open_page: Open) -> None:
-    section = '[aria-labelledby="training"]'
-    page = open_page(report)
-    assert not page.locator(section).is_visible()
-    line = {"kind": "train", "step": 70, "epoch": 0, "loss": 2.5, "step_seconds": 1.5, "images_per_second": 5.25}
-    last = {"kind": "validation", "step": 70, "epoch": 0, "seconds": 20, "PQ": 0.625}
-    metrics, out = runs[0] / "metrics.jsonl", runs[0] / "trained.html"
-    metrics.write_text(f"{json.dumps(line)}\n{json.dumps(last)}\n")
-    try:
-        assert main(["report", str(runs[0]), "--out", str(out), "--images", "1", "--quiet"]) == 0
-    finally:
-        metrics.unlink()
-    page = open_page(out, viewport=PHONE)
-    check_layout(page)
-    page.locator(f"{section} rect").hover()
-    assert page.locator("#tooltip").inner_text().split("\n") == [
-        "epoch 1",
-        "mean loss: 2.5",
-        "PQ of validations, 0 to 100 %: 62.5 %",
-    ]
-    page.locator(".card .open").first.click()
-    page.wait_for_selector("#viewer[data-shown]")
-    check_layout(page)
-
-
-@pytest.mark.slow
 def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path, Path], open_page: Open) -> None:
     page = open_page(against)
     scores = [find_evaluation(run).scores for run in runs]
@@ -250,6 +224,9 @@ def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path
     assert shown == sorted(changes, reverse=True)
     _scroll_to_images(page)
     assert page.locator(".card").first.locator("canvas").count() == 2
+    page.set_viewport_size(PHONE)
+    check_layout(page)
     page.locator(".card .open").first.click()
     page.wait_for_selector("#viewer[data-shown]")
+    check_layout(page)
     assert page.locator("#viewer-segments h3.run").all_inner_texts() == ["run0", "run1"]

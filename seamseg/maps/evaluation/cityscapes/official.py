@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.maps.evaluation.cityscapes.scores import InstanceClassScores, InstanceLevelScores, LabelScores, PixelScores
+from seamseg.maps.evaluation.cityscapes.scores import LevelScores, Numbers
 from seamseg.maps.evaluation.panoptic_quality import check_sizes
 from seamseg.maps.evaluation.scores import mean
 from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
@@ -35,6 +35,10 @@ class _Tool:
         self.args = copy.copy(self.module.args)
         self.args.quiet, self.args.JSONOutput = True, False
         self.n_images = 0
+
+
+def _means(entries: Mapping[str, Numbers]) -> Numbers:
+    return {key: mean(row[key] for row in entries.values()) for key in next(iter(entries.values()))}
 
 
 def _check_labels(ids: np.ndarray, path: Path, hint: str) -> None:
@@ -67,19 +71,17 @@ class PixelLevel(_Tool):
         self.module.evaluatePair(*files, self._confusion, self._instances, {}, self.args)
         self.n_images += 1
 
-    def scores(self) -> PixelScores:
+    def scores(self) -> LevelScores:
         """Compute the scores of all frames so far."""
-        classes = [self._scores("Label", label.name, label.id) for label in EVALUATED]
-        categories = [
-            self._scores("Category", name, name) for name in dict.fromkeys(label.category for label in EVALUATED)
-        ]
-        means = [mean(getattr(c, key) for c in group) for group in (classes, categories) for key in ("IoU", "iIoU")]
-        return PixelScores(means[0], means[1], means[2], means[3], self.n_images, classes, categories)
+        classes = {label.name: self._scores("Label", label.id) for label in EVALUATED}
+        categories = {label.category: self._scores("Category", label.category) for label in EVALUATED}
+        means = {**_means(classes), **{f"category_{key}": value for key, value in _means(categories).items()}}
+        return LevelScores(means, self.n_images, {"classes": classes, "categories": categories})
 
-    def _scores(self, group: str, name: str, key: Any) -> LabelScores:
+    def _scores(self, group: str, key: Any) -> Numbers:
         iou = getattr(self.module, f"getIouScoreFor{group}")(key, self._confusion, self.args)
         weighted = getattr(self.module, f"getInstanceIouScoreFor{group}")
-        return LabelScores(name, iou, weighted(key, self._confusion, self._instances, self.args))
+        return {"IoU": iou, "iIoU": weighted(key, self._confusion, self._instances, self.args)}
 
 
 class InstanceLevel(_Tool):
@@ -111,11 +113,11 @@ class InstanceLevel(_Tool):
         self._matches |= matches
         self.n_images += 1
 
-    def scores(self) -> InstanceLevelScores:
+    def scores(self) -> LevelScores:
         """Compute the scores of all frames so far."""
         rows = {name: [self._average(name, overlap) for overlap in self.args.overlaps] for name in self._names}
-        classes = [InstanceClassScores(name, sum(row) / len(row), row[0]) for name, row in rows.items()]
-        return InstanceLevelScores(mean(c.AP for c in classes), mean(c.AP50 for c in classes), self.n_images, classes)
+        classes = {name: {"AP": sum(row) / len(row), "AP50": row[0]} for name, row in rows.items()}
+        return LevelScores(_means(classes), self.n_images, {"classes": classes})
 
     def _average(self, name: str, overlap: float) -> float:
         """Return the average precision of a class at a threshold; NaN without true instances."""

@@ -3,70 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from seamseg.maps.evaluation.scores import PanopticScores, numbers_of, percent_lines
+from seamseg.maps.evaluation.scores import PanopticScores, or_none, percent_lines
 from seamseg.utils.errors import counted
 
-_IOU_KEYS = ("IoU", "iIoU")
-_AP_KEYS = ("AP", "AP50")
-_Row: TypeAlias = tuple[str, tuple[float, ...]]
+Numbers: TypeAlias = Mapping[str, float]
+"""`IoU` and `iIoU` of the pixel level, `iIoU` NaN for classes without instances; `AP` and `AP50` of instances."""
 
 
 @dataclass(frozen=True)
-class LabelScores:
-    """Pixel-level scores of one class or category; `iIoU` is NaN for classes without instances."""
+class LevelScores:
+    """Scores of the pixel or the instance level.
 
-    name: str
-    IoU: float
-    iIoU: float
+    Attributes
+    ----------
+    means : over the entries with a value, by name, also with `category_` in front for categories; AP is over the IoU
+        thresholds .5, .55 ... .95, and at .5
+    n_images : number of frames
+    groups : the scores of each class by name, as `classes`; of the pixel level also those of `categories`
+    """
 
-
-@dataclass(frozen=True)
-class PixelScores:
-    """Pixel-level scores: means over the classes and categories with a value, and the scores of each."""
-
-    IoU: float
-    iIoU: float
-    category_IoU: float
-    category_iIoU: float
+    means: Numbers
     n_images: int
-    classes: list[LabelScores]
-    categories: list[LabelScores]
+    groups: Mapping[str, Mapping[str, Numbers]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores by name, None for NaN."""
-        return {
-            **numbers_of(self, ("IoU", "iIoU", "category_IoU", "category_iIoU")),
-            "n_images": self.n_images,
-            "classes": _by_name(self.classes, _IOU_KEYS),
-            "categories": _by_name(self.categories, _IOU_KEYS),
-        }
+        groups = {title: {name: _json(row) for name, row in rows.items()} for title, rows in self.groups.items()}
+        return {**_json(self.means), "n_images": self.n_images, **groups}
 
-
-@dataclass(frozen=True)
-class InstanceClassScores:
-    """Average precision of one class, see :class:`InstanceLevelScores`; NaN without instances in the ground truth."""
-
-    name: str
-    AP: float
-    AP50: float
-
-
-@dataclass(frozen=True)
-class InstanceLevelScores:
-    """Average precision over the IoU thresholds .5, .55 ... .95, and at .5: means over the classes with a value."""
-
-    AP: float
-    AP50: float
-    n_images: int
-    classes: list[InstanceClassScores]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the scores by name, None for NaN."""
-        return {**numbers_of(self, _AP_KEYS), "n_images": self.n_images, "classes": _by_name(self.classes, _AP_KEYS)}
+    def table(self, title: str) -> str:
+        """Format the scores as plain text in percent."""
+        keys, values = list(self.means)[:2], list(self.means.values())
+        counts = [f"{len(rows)} {group}" for group, rows in self.groups.items()] if len(values) > 2 else ["all"]
+        parts = [[(name, values[2 * k : 2 * k + 2]) for k, name in enumerate(counts)]]
+        for rows in self.groups.values():
+            known = {name: list(row.values()) for name, row in rows.items()}
+            parts.append([(name, row) for name, row in known.items() if not all(map(math.isnan, row))])
+        lines = [title]
+        for part in parts:
+            lines += [*percent_lines("", keys, part, width=14, column=10), ""]
+        return "\n".join([*lines, f"{counted(self.n_images, 'frame')}; in percent; means over the classes that occur"])
 
 
 @dataclass(frozen=True)
@@ -78,8 +58,8 @@ class CityscapesScores:
     not_found : names of the missing parts
     """
 
-    pixel: PixelScores | None = None
-    instance: InstanceLevelScores | None = None
+    pixel: LevelScores | None = None
+    instance: LevelScores | None = None
     panoptic: PanopticScores | None = None
     not_found: list[str] = field(default_factory=list)
 
@@ -90,18 +70,8 @@ class CityscapesScores:
 
     def table(self) -> str:
         """Format the scores as plain text in percent, a section for each part, `-` for NaN; list the missing parts."""
-        sections = []
-        if (pixel := self.pixel) is not None:
-            means: list[_Row] = [
-                (f"{len(pixel.classes)} classes", (pixel.IoU, pixel.iIoU)),
-                (f"{len(pixel.categories)} categories", (pixel.category_IoU, pixel.category_iIoU)),
-            ]
-            parts = [means, _rows(pixel.classes, _IOU_KEYS), _rows(pixel.categories, _IOU_KEYS)]
-            sections.append(_section("pixel level", _IOU_KEYS, parts, pixel.n_images))
-        if (instance := self.instance) is not None:
-            row: _Row = ("all", (instance.AP, instance.AP50))
-            parts = [[row], _rows(instance.classes, _AP_KEYS)]
-            sections.append(_section("instance level", _AP_KEYS, parts, instance.n_images))
+        levels = {"pixel level": self.pixel, "instance level": self.instance}
+        sections = [level.table(title) for title, level in levels.items() if level is not None]
         if self.panoptic is not None:
             sections.append(f"panoptic\n{self.panoptic.table()}")
         if self.not_found:
@@ -109,17 +79,5 @@ class CityscapesScores:
         return "\n\n".join(sections)
 
 
-def _by_name(entries: Iterable[Any], keys: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
-    return {entry.name: numbers_of(entry, keys) for entry in entries}
-
-
-def _rows(entries: Iterable[Any], keys: Sequence[str]) -> list[_Row]:
-    rows = [(entry.name, tuple(getattr(entry, key) for key in keys)) for entry in entries]
-    return [row for row in rows if not all(math.isnan(value) for value in row[1])]
-
-
-def _section(title: str, keys: Sequence[str], parts: Iterable[Sequence[_Row]], n_images: int) -> str:
-    lines = [title]
-    for rows in parts:
-        lines += [*percent_lines("", keys, rows, width=14, column=10), ""]
-    return "\n".join([*lines, f"{counted(n_images, 'frame')}; in percent; means over the classes that occur"])
+def _json(numbers: Numbers) -> dict[str, float | None]:
+    return {name: or_none(value) for name, value in numbers.items()}

@@ -36,10 +36,10 @@ def test_tables_and_json(tree, tmp_path, capsys):
     content = json.loads((tmp_path / "out.json").read_text())
     scores = evaluate_cityscapes(tree.gt, tree.results)
     assert content == scores.to_json()
-    assert content["pixel"]["IoU"] == scores.pixel.IoU
+    assert content["pixel"]["IoU"] == scores.pixel.means["IoU"]
     assert content["pixel"]["n_images"] == content["instance"]["n_images"] == 2
-    assert f"{100 * scores.pixel.IoU:.2f}" in shown.out
-    assert f"{100 * scores.instance.AP:.2f}" in shown.out
+    assert f"{100 * scores.pixel.means['IoU']:.2f}" in shown.out
+    assert f"{100 * scores.instance.means['AP']:.2f}" in shown.out
     assert f"{100 * scores.panoptic.PQ:.2f}" in shown.out
 
 
@@ -181,7 +181,7 @@ def test_predictions_that_are_all_ignored(tree):
         mask[60:, 60:] = 255
         save(tree.results / "instance" / f"mask{number}.png", mask)
         path.write_text(f"mask{number}.png 26 0.5\n")
-    assert evaluate_cityscapes(tree.gt, tree.results).instance.AP == 0
+    assert evaluate_cityscapes(tree.gt, tree.results).instance.means["AP"] == 0
 
 
 def test_the_split_must_be_named(tree, capsys):

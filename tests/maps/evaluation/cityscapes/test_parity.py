@@ -39,26 +39,26 @@ def test_pixel_level(scored):
     tree, scores, work = scored
     theirs = official.pixel_level(tree.gt, tree.results / "pixel", work)
     ours = scores.pixel
-    assert len(ours.classes) == 19
-    assert len(ours.categories) == 7
-    for kind, entries in (("class", ours.classes), ("category", ours.categories)):
-        for entry in entries:
-            assert close(entry.IoU, theirs[f"{kind}Scores"][entry.name]), entry.name
-            assert close(entry.iIoU, theirs[f"{kind}InstScores"][entry.name]), entry.name
+    assert [len(entries) for entries in ours.groups.values()] == [19, 7]
+    for kind, entries in zip(("class", "category"), ours.groups.values()):
+        for name, entry in entries.items():
+            assert close(entry["IoU"], theirs[f"{kind}Scores"][name]), name
+            assert close(entry["iIoU"], theirs[f"{kind}InstScores"][name]), name
     for key, name in (
         ("IoU", "Classes"), ("iIoU", "InstClasses"), ("category_IoU", "Categories"), ("category_iIoU", "InstCategories")
     ):  # fmt: skip
-        assert close(getattr(ours, key), theirs[f"averageScore{name}"])
+        assert close(ours.means[key], theirs[f"averageScore{name}"])
 
 
 def test_instance_level(scored):
     tree, scores, work = scored
     theirs = official.instance_level(tree.gt, tree.results / "instance", work)["averages"]
-    assert len(scores.instance.classes) == 8
+    classes = scores.instance.groups["classes"]
+    assert len(classes) == 8
     for key, (mean, name) in AP_NAMES.items():
-        assert close(getattr(scores.instance, key), theirs[mean])
-        for entry in scores.instance.classes:
-            assert close(getattr(entry, key), theirs["classes"][entry.name][name]), entry.name
+        assert close(scores.instance.means[key], theirs[mean])
+        for label, entry in classes.items():
+            assert close(entry[key], theirs["classes"][label][name]), label
 
 
 def test_panoptic(scored):
