@@ -161,7 +161,6 @@ def _warn_of_category_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
 
 
 def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:
-    """Find the prediction of each image of the ground truth, by `image_id`."""
     by_id = {a.image_id: a for a in pred.annotations}
     by_name: dict[str, list[Annotation]] = {}
     for annotation in pred.annotations:
@@ -193,5 +192,4 @@ def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, An
 
 
 def _image_stem(name: str) -> str:
-    """Remove folders and the suffix of Cityscapes from the name of an image."""
     return name.rpartition("/")[2].removesuffix("_leftImg8bit")

@@ -229,7 +229,6 @@ def _dtype_code(labels: np.ndarray) -> int:
 
 
 def _load() -> tuple[Library | None, str]:
-    """Load the compiled library; return it or None, and its state; warn if it is missing unexpectedly."""
     if disabled := disabled_reason():
         return None, disabled
     try:

@@ -72,7 +72,6 @@ def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
 
 
 def _axes(function: str, logits: np.ndarray, padded_size: Size, size: Size, native_size: Size) -> tuple[Axis, Axis]:
-    """Check the arguments and return the axes of rows and columns."""
     if logits.ndim != 3 or logits.dtype != np.float32:
         raise ValueError(f"{function}: logits must be float32 with 3 dimensions, got {logits.shape} {logits.dtype}")
     if min(logits.shape[1:]) < 1:

@@ -156,7 +156,6 @@ def find_evaluation(run: str | Path) -> Evaluation:
 
 
 def _pq_change(image: ImageEntry, baseline: ImageEntry) -> float | None:
-    """Return the PQ of an image minus that of the baseline, None if either has none."""
     return None if image.pq is None or baseline.pq is None else image.pq - baseline.pq
 
 

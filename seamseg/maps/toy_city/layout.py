@@ -144,7 +144,6 @@ def _place(plan: Plan, make, count: int, min_height: float, inside: float = 0.6)
 
 
 def _vehicle_pose(plan: Plan, width: float, near: float, far: float) -> Pose | None:
-    """Return a pose in a lane, at the kerb, or turning."""
     rng, street = plan.rng, plan.street
     x, z = plan.spot(near, far)
     if abs(x) > street.half_road + 0.5:
@@ -221,7 +220,6 @@ def _tree(plan: Plan) -> SceneObject | None:
 
 
 def _crowd_of_people(plan: Plan, min_height: float) -> None:
-    """Add a group of people that cannot be separated into instances."""
     rng = plan.rng
     for _ in range(20):
         x, z = plan.spot(6.5, 12.0)
@@ -238,7 +236,6 @@ def _crowd_of_people(plan: Plan, min_height: float) -> None:
 
 
 def _crowd_of_cars(plan: Plan, min_height: float) -> None:
-    """Add a queue of distant cars, too close together to be separated into instances."""
     rng, street = plan.rng, plan.street
     for _ in range(20):
         x, z = plan.spot(15.0, 24.0)

@@ -73,7 +73,6 @@ def person(stage: Stage, x: float, z: float, height: float, key: int) -> None:
 
 
 def _luggage(board: Billboard, rng: Rng, s: float, half: float, side: float) -> None:
-    """Paint a backpack, a bag in the hand, or nothing; `s` scales a person of 1.75 m."""
     kind = rng.random()
     if kind < 0.25:
         board.limb([(side * half * 1.1, 1.28 * s), (side * half * 1.1, 1.02 * s)], 0.24 * s, any_color(rng))

@@ -91,7 +91,6 @@ Slot = tuple[str, int, float, float, float]
 
 
 def _slots(rng: Rng) -> list[Slot]:
-    """Sample houses and gardens along both sides of the street."""
     green = 0.8 if rng.random() < 0.2 else rng.uniform(0.05, 0.3)
     tall = rng.uniform(6, 13)
     slots: list[Slot] = []
@@ -188,7 +187,6 @@ def _shadows(camera: Camera, light: Light, street: Street, objects: list[SceneOb
 
 
 def _hull(points: np.ndarray) -> np.ndarray:
-    """Return the convex hull of `K x 2` points, in order."""
     ordered = sorted(map(tuple, points.tolist()))
 
     def half(source) -> list:
@@ -206,7 +204,6 @@ def _hull(points: np.ndarray) -> np.ndarray:
 
 
 def _group_tiny_instances(ids: np.ndarray) -> None:
-    """Replace the ids of hardly visible instances by the label of a group, in place."""
     values, counts = np.unique(ids, return_counts=True)
     for value, count in zip(values.tolist(), counts.tolist()):
         if value >= 1000 and count < TINY_FRACTION * ids.size:

@@ -239,7 +239,6 @@ def _front(
 
 
 def _awning(stage: Stage, side: int, edge: float, z0: float, z1: float) -> None:
-    """Paint a striped awning over a shop window."""
     rng = stage.rng
     colors = (any_color(rng, 0.4, 0.9), np.full(3, 235.0))
     stripes = max(4, int((z1 - z0) / 0.7))
@@ -264,7 +263,6 @@ def _grid(
 
 
 def _glass(stage: Stage, count: int) -> list[np.ndarray]:
-    """Return colours of window panes: dark, reflecting the sky, or lit at night."""
     rng = stage.rng
     base = hsv(rng.uniform(0.5, 0.65), rng.uniform(0, 0.35), rng.uniform(0.2, 0.5))
     panes = base * rng.uniform(0.7, 1.3, (count, 1))

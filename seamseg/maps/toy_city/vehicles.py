@@ -39,12 +39,10 @@ def corners(pose: Pose, length: float, width: float, height: float) -> np.ndarra
 
 
 def _across(u: float, low: float, high: float, left: float, right: float) -> list[Point]:
-    """Return the corners of an upright rectangle across a vehicle."""
     return [(u, low, left), (u, low, right), (u, high, right), (u, high, left)]
 
 
 def _along(rear: float, front: float, low: float, high: float, w: float) -> list[Point]:
-    """Return the corners of an upright rectangle along a vehicle."""
     return [(rear, low, w), (front, low, w), (front, high, w), (rear, high, w)]
 
 
@@ -192,7 +190,6 @@ def car(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) ->
 def _side_windows(
     vehicle: _Vehicle, sign: int, us: tuple, vs: tuple, ws: tuple, glass: np.ndarray, paint: np.ndarray
 ) -> None:
-    """Paint door windows between the pillars, door gaps, handles and a stripe."""
     deck, back, screen, hood = us
     belt, height = vs
     half, up = ws
@@ -298,7 +295,6 @@ def _truck_cab(vehicle: _Vehicle, us: Range, vs: Range, half: float, paint: np.n
 
 
 def _cargo_side(vehicle: _Vehicle, sign: int, us: Range, vs: Range, half: float, cargo: np.ndarray) -> None:
-    """Paint ribs, stripes or a sign on the side of the load."""
     rng = vehicle.stage.rng
     (tail, front), (low, top) = us, vs
     w = sign * (half + 0.006)

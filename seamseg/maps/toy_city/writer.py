@@ -167,7 +167,6 @@ def generate_toy_things(
 
 
 def _write_things(folder: Path, seed: int, scene: tuple[str, int]) -> list[str]:
-    """Write the things of a scene; return the class of each."""
     split, index = scene
     image, ids = render_scene(seed, split, index, THING_SCENES)
     names = []

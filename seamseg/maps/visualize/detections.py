@@ -80,7 +80,6 @@ def _scaled_box(d: Any, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[
 
 
 def _paint(image: Image.Image, d: Any, size: tuple[int, int], color: tuple[int, ...], opacity: float) -> None:
-    """Blend the mask of an object into an image."""
     if d.crop is None or d.crop.size == 0:
         return
     crop, (y, x) = resize_crop(d.crop, d.corner, size, (image.height, image.width))
