@@ -65,21 +65,6 @@ def test_its_records_belong_to_its_maps(evaluated, micro):
         assert len(matched) == one.TP
 
 
-@pytest.mark.usefixtures("narrow")
-def test_maps_of_an_earlier_evaluation_are_removed(micro, micro_run, tmp_path):
-    out = tmp_path / "evaluation"
-    for split in ("train", "val"):
-        evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split=split, quiet=True, out=out))
-    names = [image.image_id for image in read_evaluation(out).images()]
-    assert names == ["val0", "val1", "val2"]
-    for folder in ("prediction", "ground_truth"):
-        assert sorted(path.stem for path in (out / folder).iterdir()) == names
-    # files that were scored in place do not belong to the evaluation, whatever the name of their folder
-    evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
-    evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split="train", quiet=True, out=out))
-    assert len(list((out / "prediction").iterdir())) == 3 + 4
-
-
 @pytest.mark.distributed
 def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
     launch(_evaluate, 2, str(micro_run), str(micro), str(tmp_path / "two"))
