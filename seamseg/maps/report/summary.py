@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -43,62 +44,47 @@ class ImageEntry:
 class ReportRun:
     """An evaluation and counts over all of its images.
 
-    `pq` counts images and `score_...` predictions with a score, in `BINS` bins; `area_...` segments of the ground truth
-    by floor(log2(area)); `unscored` matched or false predictions without a score. `maps` are the names of the maps of
-    custom heads.
+    `counts` are by bin: `pq` of images and `score_...` of predictions, in `BINS` bins; `area_...` of segments of the
+    ground truth, by floor(log2(area)); `unscored` matched or false predictions have no score. `maps` are the names of
+    the maps of custom heads.
     """
 
     evaluation: Evaluation
     images: list[ImageEntry] = field(default_factory=list)
-    pq: list[int] = field(default_factory=lambda: [0] * BINS)
-    score_matched: list[int] = field(default_factory=lambda: [0] * BINS)
-    score_false: list[int] = field(default_factory=lambda: [0] * BINS)
-    area_matched: dict[int, int] = field(default_factory=dict)
-    area_missed: dict[int, int] = field(default_factory=dict)
+    counts: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     unscored: int = 0
     maps: set[str] = field(default_factory=set)
 
     def add(self, image: ImageRecord) -> None:
         """Count an image."""
         self.maps.update(image.maps)
-        classes: dict[int, int] = {}
-        missed = false = 0
+        classes: defaultdict[int, int] = defaultdict(int)
+        truth = [s for s in image.ground_truth if s.outcome != "crowd"]
+        predicted = [s for s in image.prediction if s.outcome != "forgiven"]
         if image.PQ is not None:
-            self.pq[_bin(image.PQ)] += 1
-        for segment in image.ground_truth:
-            if segment.outcome == "crowd":
-                continue
-            matched = segment.outcome == "matched"
-            missed += not matched
-            classes[segment.category] = classes.get(segment.category, 0) | (MATCHED if matched else MISSED)
-            area = self.area_matched if matched else self.area_missed
-            power = int(math.log2(max(segment.area, 1)))
-            area[power] = area.get(power, 0) + 1
-        for segment in image.prediction:
-            if segment.outcome == "forgiven":
-                continue
-            matched = segment.outcome == "matched"
-            false += not matched
-            if not matched:
-                classes[segment.category] = classes.get(segment.category, 0) | FALSE
+            self.counts["pq"][_bin(image.PQ)] += 1
+        for segment in truth:
+            classes[segment.category] |= MATCHED if segment.outcome == "matched" else MISSED
+            self.counts[f"area_{segment.outcome}"][int(math.log2(max(segment.area, 1)))] += 1
+        for segment in predicted:
+            classes[segment.category] |= MATCHED if segment.outcome == "matched" else FALSE
             if segment.score is None:
                 self.unscored += 1
             else:
-                (self.score_matched if matched else self.score_false)[_bin(segment.score)] += 1
+                self.counts[f"score_{segment.outcome}"][_bin(segment.score)] += 1
+        missed, false = (sum(s.outcome != "matched" for s in side) for side in (truth, predicted))
         self.images.append(ImageEntry(image.image_id, image.width, image.height, image.PQ, missed, false, classes))
 
     def histograms(self) -> dict[str, Any]:
         """Return the histograms; areas as lists from bin `area_from` on."""
-        powers = [*self.area_matched, *self.area_missed]
+        areas = "area_matched", "area_missed"
+        powers = [power for name in areas for power in self.counts[name]]
         span = range(min(powers), max(powers) + 1) if powers else range(0)
         return {
-            "pq": self.pq,
-            "score_matched": self.score_matched,
-            "score_false": self.score_false,
+            **{name: [self.counts[name][k] for k in range(BINS)] for name in ("pq", "score_matched", "score_false")},
             "unscored": self.unscored,
             "area_from": span.start,
-            "area_matched": [self.area_matched.get(p, 0) for p in span],
-            "area_missed": [self.area_missed.get(p, 0) for p in span],
+            **{name: [self.counts[name][power] for power in span] for name in areas},
         }
 
 
