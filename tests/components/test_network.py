@@ -121,7 +121,7 @@ def test_ids_maps_norms_and_export(options, file, micro, tmp_path, seamseg_main)
         (thing,) = (segment for segment in result.segments if segment.isthing)
         assert (result.mask(thing) == (np.arange(192) >= 96)).all()
         assert result.maps.keys() == {"width"}
-    assert check_component(file, "network")[-1] == "network pixels: predicts an image as a whole"
+    assert check_component(file, "network")[-1] == "network pixels: writes NAME.jpg"
 
 
 @pytest.mark.parametrize(
