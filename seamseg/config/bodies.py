@@ -16,9 +16,6 @@ from seamseg.utils.errors import InputError
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")
 
-MAX_WIDTH = 512
-"""Most channels of `mod1` of a ResNet; `mod5` has up to 32 times as many."""
-
 TIMM = "timm:"
 """Prefix of timm networks in `[body] body`."""
 
@@ -94,7 +91,7 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
         if not (body.endswith("_a2") and is_dilated_a2(dilation)):
             return layout
         return replace(layout, out_strides={name: min(stride, 8) for name, stride in layout.out_strides.items()})
-    if body.startswith("resnet") and type(width) is int and 0 < width <= MAX_WIDTH:
+    if body.startswith("resnet") and type(width) is int and width > 0:
         layout = replace(layout, out_channels={n: c * width // 64 for n, c in layout.out_channels.items()})
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * 4
     if len(stages) != 4:

@@ -79,7 +79,8 @@ class NotLoaded:
 class Component:
     """A registered class or function `make`, and the frozen dataclass of its options, `keys`.
 
-    `sha256` is the checksum of its file at the import; empty for components of this package.
+    `section` has its options in a configuration. `sha256` is the checksum of its file at the import; empty for
+    components of this package, which are `built_in`.
     """
 
     kind: str
@@ -89,16 +90,8 @@ class Component:
     module: str
     file: Path
     sha256: str
-
-    @property
-    def section(self) -> str:
-        """Section of its options."""
-        return f"{self.kind} {self.name}"
-
-    @property
-    def built_in(self) -> bool:
-        """Whether it is part of this package."""
-        return self.module.partition(".")[0] == "seamseg"
+    section: str
+    built_in: bool
 
     def build(self, *arguments: Any) -> Any:
         """Call :attr:`make`; its exceptions become an InputError with the component, its file and the line."""
@@ -126,8 +119,9 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
 
     def decorate(made: Made) -> Made:
         module, file = made.__module__, Path(str(file_of(made.__module__)))
-        checksum = "" if module.startswith("seamseg.") else _checksum(file)
-        component = Component(kind, name, made, keys, module, file, checksum)
+        built_in = module.startswith("seamseg.")
+        checksum = "" if built_in else _checksum(file)
+        component = Component(kind, name, made, keys, module, file, checksum, f"{kind} {name}", built_in)
         other = _REGISTERED.setdefault((kind, name), component)
         if other.module != module or other.make.__qualname__ != made.__qualname__:
             raise InputError(f"another {kind} {name} is in {other.file}: rename one")
@@ -211,18 +205,17 @@ def is_registered(kind: str, name: str) -> bool:
     return (kind, name.partition(":")[0]) in _REGISTERED
 
 
-def find(kind: str, name: str, others: Iterable[str] = ()) -> Component:
-    """Return a component; InputError, which also lists `others` as known ones, if there is none of this name."""
+def find(kind: str, name: str, others: Iterable[str] = (), where: str = "") -> Component:
+    """Return a component; InputError, after `where`, with `others` as known ones too, if there is none of this name."""
     plain = name.partition(":")[0]
     if (kind, plain) in _REGISTERED:
         return _REGISTERED[kind, plain]
     for module in (f"{package}.{plain}" for package in RECIPES if plain.isidentifier()):
-        spec = importlib.util.find_spec(module) if module not in sys.modules else None
-        if spec is not None and f'@{kind}("{plain}"' in Path(str(spec.origin)).read_text(encoding="utf-8"):
-            raise InputError(f"no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
+        if importlib.util.find_spec(module) is not None:
+            raise InputError(f"{where}no {kind} {name!r:.80}: it is part of this package, add `components={module}`")
     names = sorted({*(component.name for component in registered(kind)), *others})
     meant = did_you_mean(name, names) or f"; known are {', '.join(names) or 'none'}"
-    raise InputError(f"no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
+    raise InputError(f"{where}no {kind} {name!r:.80}{meant}; name the file of another with `components=FILE`")
 
 
 def added_by(names: Iterable[str]) -> Iterator[Component]:

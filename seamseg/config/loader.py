@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
@@ -34,9 +33,6 @@ _OVERRIDES = "`overrides`"
 
 _Texts = dict[str, dict[str, str]]
 """Values by section and key."""
-
-_Origins = dict[tuple[str, str], str]
-"""The name of the file of each value, or :data:`_OVERRIDES`, by section and key."""
 
 
 class _Layer(NamedTuple):
@@ -87,12 +83,19 @@ def config_from_string(
     configuration, and needs no components.
     """
     strict = trusted is not None
-    files = _with_bases(_Layer(read_ini(text, source), source, trusted))
+    files = [_Layer(read_ini(text, source), source, trusted)]
+    if files[0].given.get("general", {}).get("base"):
+        files = _with_bases(files)
     loaded = load_components(overrides, files, exported)
     files = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in files]
-    changes = _checked_overrides(overrides)
-    given, origins = _merged([*files, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC)
-    texts = _with_defaults(given, origins.get(("general", "kind"), source))
+    changes: _Texts = {}
+    for override in overrides:
+        section, key, value = split_override(override)
+        for name, values in _checked({section: {key: value}}, f"`overrides={override}`").items():
+            changes.setdefault(name, {}).update(values)
+    if changes.get("general", {}).get("base"):
+        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
+    texts = _with_defaults(_merged([*files, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC))
 
     own = dict(files[-1].given)
     if stated := [layer.given["general"]["kind"] for layer in files if "kind" in layer.given.get("general", {})]:
@@ -100,13 +103,13 @@ def config_from_string(
         own["general"] = {**own.get("general", {}), "kind": stated[-1]}
     if len(files) > 1:
         _drop_replaced(texts, {*own, *changes})
-    for component in components.added_by(loaded):
+    for component in components.added_by(loaded) if loaded else ():
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
     if loaded and (strict or "components" in changes.get("general", {})):
         texts["general"]["components"] = ", ".join(loaded)
-    _reset_ignored(texts, own, origins, source)
-    return _typed(texts, source, origins, strict, exported)
+    _reset_ignored(texts, own, changes, source)
+    return _typed(texts, f"{source} with {_OVERRIDES}" if changes else source, changes, strict, exported)
 
 
 def _read_text(path: Path, named_by: str = "") -> str:
@@ -118,26 +121,25 @@ def _read_text(path: Path, named_by: str = "") -> str:
     return read_text(path, "config file", CONFIG_BYTES)
 
 
-def _with_bases(layer: _Layer) -> list[_Layer]:
+def _with_bases(layers: list[_Layer]) -> list[_Layer]:
     """Return the configurations that one builds on, the first base first, and itself."""
-    layers, seen = [layer], {os.path.realpath(layer.source)}
-    while base := layer.given.get("general", {}).pop("base", "").strip():
-        names = f"{layer.source}: [general] base = {base:.80}: "
-        if layer.folder is None:
+    seen = {os.path.realpath(layers[0].source)}
+    while base := layers[0].given.get("general", {}).pop("base", "").strip():
+        names = f"{layers[0].source}: [general] base = {base:.80}: "
+        if layers[0].folder is None:
             raise InputError(f"{names}a model must have a complete configuration")
-        path = layer.folder / base
+        path = layers[0].folder / base
         if not os.path.exists(path):
             path = packaged(base) or path
         if os.path.realpath(path) in seen:
             raise InputError(f"{names}a configuration cannot build on itself")
         seen.add(os.path.realpath(path))
-        layer = _Layer(read_ini(_read_text(path, names), str(path)), str(path), path.parent)
-        layers.insert(0, layer)
+        layers.insert(0, _Layer(read_ini(_read_text(path, names), str(path)), str(path), path.parent))
     return layers
 
 
 def _checked(given: _Texts, source: str, strict: bool = True) -> _Texts:
-    """Return the values with the sections of components as `KIND NAME`; InputError for an unknown section or key.
+    """Return the values with the sections of components as `KIND NAME`; InputError for a wrong section, key or value.
 
     Components that are not imported are not checked: with `strict`, only those of the package that a process does not
     need.
@@ -146,45 +148,29 @@ def _checked(given: _Texts, source: str, strict: bool = True) -> _Texts:
     for section, values in given.items():
         part = components.parse_section(section)
         found.setdefault(section if part is None else " ".join(part), {}).update(values)
-        if part is None:
-            if section not in SECTIONS:
-                raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
-            cls = SECTIONS[section]
-        else:
-            if not components.is_registered(*part):
-                unneeded = components.KINDS[part[0]].defaults and not any(
-                    component.built_in for component in components.registered(part[0])
-                )
-                if unneeded or not strict:
-                    continue
-            with _named(f"{source}: [{section:.80}]: "):
-                cls = components.find(*part).keys
-        known = {spec.name for spec in fields(cls)}
-        for key in values:
-            if key not in known:
-                raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, known, section)}")
+        if part is None and section not in SECTIONS:
+            raise InputError(f"{source}: unknown section [{section:.80}]{_nearest(section, SECTIONS)}")
+        if part is not None and not components.is_registered(*part):
+            built_in = any(component.built_in for component in components.registered(part[0]))
+            if not strict or (components.KINDS[part[0]].defaults and not built_in):
+                continue
+        cls = SECTIONS[section] if part is None else components.find(*part, where=f"{source}: [{section:.80}]: ").keys
+        specs = {spec.name: spec for spec in fields(cls)}
+        for key, text in values.items():
+            if key not in specs:
+                raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, specs, section)}")
+            if not specs[key].metadata.get("component"):
+                _parsed(cls, section, specs[key], text, _OVERRIDES if source.startswith("`") else source)
     return found
 
 
-def _checked_overrides(overrides: Sequence[str]) -> _Texts:
-    changes: _Texts = {}
-    for override in overrides:
-        section, key, value = split_override(override)
-        for name, values in _checked({section: {key: value}}, f"`overrides={override}`").items():
-            changes.setdefault(name, {}).update(values)
-    if changes.get("general", {}).get("base"):
-        raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
-    return changes
-
-
-def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, _Origins]:
-    """Return the values of the last layer over the others, with their origins.
+def _merged(layers: Sequence[_Layer], kind: str) -> _Texts:
+    """Return the values of the last layer over the others.
 
     A layer that names another body does not inherit the layout of the last one, nor, unless it consists of overrides,
     its `body_params`. It has the weights of the losses of its own kind.
     """
     given: _Texts = {"general": {}, "body": {}}
-    origins: _Origins = {}
     for values, source, _ in layers:
         own_kind = values.get("general", {}).get("kind", kind)
         body = values.get("body", {})
@@ -199,29 +185,25 @@ def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, _Origins]:
             _convert_weights(given, kind, own_kind)
         for section, texts in values.items():
             given.setdefault(section, {}).update(texts)
-            origins |= dict.fromkeys(((section, key) for key in texts), source)
         kind = own_kind
     given["general"]["kind"] = kind
-    return given, origins
+    return given
 
 
-def _with_defaults(given: _Texts, kind_is_from: str) -> _Texts:
+def _with_defaults(given: _Texts) -> _Texts:
     """Return the values over the defaults of their kind of network, and of their network and body."""
-    if (kind := given["general"]["kind"]) not in KINDS:
-        raise InputError(f"{kind_is_from}: unknown kind of network {kind!r:.80}: choose {', '.join(KINDS)}")
-    defaults = _defaults(kind)
-    texts = {section: dict(values) for section, values in defaults.items()}
+    merged = {section: dict(values) for section, values in _defaults(given["general"]["kind"]).items()}
     network = given["general"].get("network", SEAMLESS)
     if network != SEAMLESS and components.is_registered("network", network):
         for name, value in getattr(components.find("network", network).make, "defaults", {}).items():
             section, _, key = name.partition(".")
-            texts[section][key] = value
+            merged[section][key] = value
     for section, values in given.items():
-        texts.setdefault(section, {}).update(values)
-    for (section, key), text in _layout_texts(texts).items():
+        merged.setdefault(section, {}).update(values)
+    for (section, key), text in _layout_texts(merged).items():
         if key not in given.get(section, {}):
-            texts[section][key] = text
-    return texts
+            merged[section][key] = text
+    return merged
 
 
 def _layout_texts(texts: _Texts) -> dict[tuple[str, str], str]:
@@ -330,18 +312,15 @@ def _defaults(kind: str) -> _Texts:
 def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
     """Select the weights of the losses of another kind, if there is a weight for each loss of the own kind."""
     text = texts.get("optimizer", {}).get("loss_weights")
-    if text is None or own not in KINDS or asked not in KINDS or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
+    if text is None or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
         return
-    try:
-        weights = parse_value(text, tuple[float, ...], {})
-    except ValueProblem:
-        return
+    weights = parse_value(text, tuple[float, ...], {})
     if len(weights) == len(KINDS[own].losses) > len(KINDS[asked].losses):
         named = dict(zip(KINDS[own].losses, weights))
         texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
-def _reset_ignored(texts: _Texts, file: _Texts, origins: _Origins, source: str) -> None:
+def _reset_ignored(texts: _Texts, file: _Texts, changes: _Texts, source: str) -> None:
     """Set keys that the network ignores to their defaults; InputError for those that `file` or an override has set."""
     kind, network = texts["general"]["kind"], texts["general"]["network"]
     uses = kind_of_network(kind, network).uses
@@ -351,15 +330,15 @@ def _reset_ignored(texts: _Texts, file: _Texts, origins: _Origins, source: str) 
         defaults[section][key] = text
     for section, cls in SECTIONS.items():
         for spec in fields(cls):
-            if uses(section, spec.name):
-                continue
             text, default = texts[section][spec.name], defaults[section][spec.name]
-            origin = origins.get((section, spec.name), source)
-            is_set = text != default and (
-                spec.metadata["component"] is not None
-                or _parsed(cls, section, spec, text, origin) != _parsed(cls, section, spec, default, source)
+            if uses(section, spec.name) or text == default:
+                continue
+            changed = spec.name in changes.get(section, {})
+            origin = _OVERRIDES if changed else source
+            is_set = spec.metadata["component"] is not None or (
+                _parsed(cls, section, spec, text, origin) != _parsed(cls, section, spec, default, source)
             )
-            if is_set and (origin == _OVERRIDES or _is_refused(file, section, spec)):
+            if is_set and (changed or _is_refused(file, section, spec)):
                 which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
                 raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
             texts[section][spec.name] = default
@@ -384,48 +363,38 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, source: str, origins: _Origins, strict: bool, exported: bool) -> Config:
+def _typed(texts: _Texts, source: str, changes: _Texts, strict: bool, exported: bool) -> Config:
     """Return the configuration of the values, once it is checked as a whole."""
-    whole = f"{source} with {_OVERRIDES}" if _OVERRIDES in origins.values() else source
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
         for spec in fields(cls):
-            text, origin = texts[name][spec.name], origins.get((name, spec.name), source)
-            kind = spec.metadata["component"]
+            text, kind = texts[name][spec.name], spec.metadata["component"]
             if kind is None or text in spec.metadata["choices"]:
-                values[spec.name] = _parsed(cls, name, spec, text, origin)
+                values[spec.name] = _parsed(cls, name, spec, text, source)
                 continue
             values[spec.name] = text
             if components.is_registered(kind, text):
                 texts.setdefault(components.find(kind, text).section, {})
             elif strict or (components.KINDS[kind].needed and not exported):
-                with _named(f"{origin}: [{name}] {spec.name} = {text:.80}: "):
-                    components.find(kind, text, spec.metadata["choices"])
+                where = f"{source}: [{name}] {spec.name} = {text:.80}: "
+                components.find(kind, text, spec.metadata["choices"], where)
         sections[name] = cls(**values)
     for name in [section for section in texts if section not in SECTIONS]:
         kind, part = components.parse_section(name) or ("", "")
         if not components.is_registered(kind, part):
             parts[name] = NotLoaded(texts[name])
             continue
-        cls = components.find(kind, part).keys
-        given = [(spec, origins.get((name, spec.name), source)) for spec in fields(cls) if spec.name in texts[name]]
-        parts[name] = cls(**{s.name: _parsed(cls, name, s, texts[name][s.name], origin) for s, origin in given})
+        cls, given = components.find(kind, part).keys, texts[name]
+        specs = [spec for spec in fields(cls) if spec.name in given]
+        parts[name] = cls(**{spec.name: _parsed(cls, name, spec, given[spec.name], source) for spec in specs})
     config = Config(texts=texts, parts=parts, **sections)
     for name in parts if strict else ():
         kind, part = components.parse_section(name) or ("", "")
         if (key := components.KINDS[kind].key) and part != (chosen := config.chosen(kind)):
-            raise InputError(f"{whole}: [{name}] has no effect: [{key.replace('.', '] ')} is {chosen}")
-    check(config, whole)
+            raise InputError(f"{source}: [{name}] has no effect: [{key.replace('.', '] ')} is {chosen}")
+    check(config, source)
     return config
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}{error}") from None
 
 
 def _parsed(cls: type, section: str, spec: Field[Any], text: str, origin: str) -> Any:

@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field
 from functools import cache
 from typing import Any
@@ -16,8 +17,6 @@ from seamseg.utils.errors import did_you_mean
 _BOOLEANS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 _ONE = {int: "whole number", float: "number", bool: "yes or no", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
-_EXAMPLES = {int: "(4, 8)", float: "(.5, 1.)", str: '["mod2", "mod3"]'}
-_DICT_EXAMPLES = {int: '{"mod1": 64}', Any: '{"gamma": .9}'}
 
 _MAX_LENGTH = 65_536
 """Largest number of characters of a tuple, list or dict; the parser needs about a hundred bytes for each."""
@@ -39,7 +38,15 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
         return None
     if text == "" and kind is not str:
         raise ValueProblem(f"is empty, expected {expected(kind)}")
-    value = _read(text, kind)
+    value: Any = text
+    if kind not in (bool, int, float, str):
+        if len(text) > _MAX_LENGTH:
+            raise ValueProblem(f"expected at most {_MAX_LENGTH} characters, got {len(text)}")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise ValueProblem(f"expected {expected(kind)}") from None
+    value = _read(value, kind, kind)
     choices = limits.get("choices")
     if choices and value not in choices:
         raise ValueProblem(f"expected one of {', '.join(choices)}{did_you_mean(text, choices)}")
@@ -72,17 +79,14 @@ def declaration_problem(spec: Field[Any], keys: type) -> str | None:
     if "doc" not in spec.metadata or spec.name != spec.name.lower() or spec.default is MISSING:
         return "declare it as key(DOC, DEFAULT), in lower case"
     try:
-        hints = hints_of(keys)
-    except Exception as error:  # annotations are code
-        return f"{type(error).__name__}: {error}"
-    try:
-        value = parse_value(format_value(spec.default), hints[spec.name], spec.metadata)
-        same = value == spec.default or (value is None and spec.default == "")
-        wanted = expected(split_optional(hints[spec.name])[0])
+        value = parse_value(format_value(spec.default), hints_of(keys)[spec.name], spec.metadata)
     except ValueProblem as problem:
         return f"its default {spec.default!r:.80}: {problem}"
-    except (KeyError, IndexError, TypeError):
-        return f"a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not {spec.type}"
+    except Exception as error:  # annotations are code
+        types_of = "bool, int, float, str, or a tuple, list or dict of numbers or texts"
+        return f"{type(error).__name__}: {error}; a key is {types_of}, not {spec.type}"
+    same = value == spec.default or (value is None and spec.default == "")
+    wanted = expected(split_optional(hints_of(keys)[spec.name])[0])
     return None if same else f"its default {spec.default!r:.80} is not {wanted}"
 
 
@@ -106,78 +110,38 @@ def name_of(kind: Any) -> str:
 
 def expected(kind: Any) -> str:
     """Describe the values of a type, for errors."""
+    if typing.get_origin(kind) is dict:
+        return 'a dict such as {"name": 0.9}'
+    return name_of(kind) if kind in (bool, str) else f"a {name_of(kind)}"
+
+
+def _read(value: Any, kind: Any, whole: Any) -> Any:
+    """Return a text or a literal as a value of a type; `whole` is the type of the key, for the message."""
     origin, items = typing.get_origin(kind), typing.get_args(kind)
-    if origin is None:
-        return f"a {_ONE[kind]}" if kind in (int, float) else _ONE[kind]
-    example = _DICT_EXAMPLES[items[1]] if origin is dict else _EXAMPLES[items[0]]
-    if origin is tuple and items[-1] is not ... and len(items) != 2:
-        example = f"({', '.join([example[1:].split(',')[0]] * len(items))})"
-    return f"a {name_of(kind)} such as {example}"
-
-
-def _read(text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
+    if kind is Any or (kind is str and isinstance(value, str)):
+        return value
     if kind is bool:
-        if text.lower() not in _BOOLEANS:
-            raise ValueProblem("expected yes or no")
-        return _BOOLEANS[text.lower()]
-    if kind in (int, float):
-        return _number(text, kind, kind)
-    if len(text) > _MAX_LENGTH:
-        raise ValueProblem(f"expected at most {_MAX_LENGTH} characters, got {len(text)}")
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ValueProblem(f"expected {expected(kind)}") from None
-    return _container(value, kind)
+        if value.lower() in _BOOLEANS:
+            return _BOOLEANS[value.lower()]
+    elif kind in (int, float) and type(value) in (int, kind, str if kind is whole else int):
+        with suppress(ValueError, OverflowError):  # also of isfinite, for a whole number beyond all floats
+            if math.isfinite(number := kind(value)):
+                return number
+    elif origin is dict and isinstance(value, dict):
+        return {_read(k, items[0], whole): _read(v, items[1], whole) for k, v in value.items()}
+    elif origin in (tuple, list) and isinstance(value, (tuple, list)):
+        if origin is tuple and items[-1] is not ... and len(value) != len(items):
+            raise ValueProblem(f"expected {len(items)} values, got {len(value)}")
+        if not value:
+            raise ValueProblem(f"is empty, expected {expected(whole)}")
+        return origin(_read(item, items[0], whole) for item in value)
+    raise ValueProblem(f"expected {expected(whole)}")
 
 
-def _number(value: Any, target: type, kind: Any) -> Any:
-    """`value`, text or a literal, as int or float; `kind` is the type of the whole key, for the message."""
-    fits = isinstance(value, (str, int) if target is int else (str, int, float)) and not isinstance(value, bool)
-    try:
-        number = target(value) if fits else None
-        finite = number is not None and math.isfinite(number)
-    except (ValueError, OverflowError):  # also of isfinite, for a whole number beyond all floats
-        finite = False
-    if not finite:
-        raise ValueProblem(f"expected {expected(kind)}")
-    return number
-
-
-def _container(value: Any, kind: Any) -> Any:
-    origin, items = typing.get_origin(kind), typing.get_args(kind)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ValueProblem(f"expected {expected(kind)}")
-        return {_item(k, items[0], kind): _item(v, items[1], kind) for k, v in value.items()}
-    if not isinstance(value, (tuple, list)):
-        raise ValueProblem(f"expected {expected(kind)}")
-    if origin is tuple and items[-1] is not ... and len(value) != len(items):
-        raise ValueProblem(f"expected {len(items)} values, got {len(value)}")
-    if not value:
-        raise ValueProblem(f"is empty, expected {expected(kind)}")
-    return origin(_item(v, items[0], kind) for v in value)
-
-
-def _item(value: Any, target: Any, kind: Any) -> Any:
-    if target is Any:
-        return value
-    if target is str or isinstance(value, str):
-        if not (target is str and isinstance(value, str)):
-            raise ValueProblem(f"expected {expected(kind)}")
-        return value
-    return _number(value, target, kind)
-
-
-def _check_range(value: Any, limits: Mapping[str, Any]) -> None:
+def _check_range(number: float, limits: Mapping[str, Any]) -> None:
     low, high, above = (limits.get(name) for name in ("minimum", "maximum", "above"))
-    if low is not None and high is not None and not low <= value <= high:
-        raise ValueProblem(f"expected a value from {low} to {high}")
-    if low is not None and value < low:
-        raise ValueProblem(f"expected at least {low}")
-    if above is not None and value <= above:
+    if above is not None and number <= above:
         raise ValueProblem(f"expected more than {above}")
-    if high is not None and value > high:
-        raise ValueProblem(f"expected at most {high}")
+    if (low is not None and number < low) or (high is not None and number > high):
+        between = f"a value from {low} to {high}" if None not in (low, high) else f"at least {low}"
+        raise ValueProblem(f"expected {f'at most {high}' if low is None else between}")

@@ -37,7 +37,8 @@ class PredictSettings:
 
     def __init__(self, options: PredictOptions) -> None:
         self.options = options
-        load_components(options.overrides)
+        if options.overrides:
+            load_components(options.overrides)
         self.format_names = _format_names(options)
         shown = next((name for name in self.format_names if name in _SHOWING), None)
         if options.hide is not None and shown is not None:

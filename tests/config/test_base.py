@@ -108,11 +108,3 @@ def test_mistakes(write, tmp_path, text, message):
 def test_a_base_is_named_in_a_file(write):
     with pytest.raises(InputError, match=r"general\.base=.*a base is named in a file"):
         load_config(write("mine.ini", ""), None, ["general.base=cityscapes_r50"])
-
-
-def test_a_long_chain(write):
-    """Longer than Python's stack; it ends where it names a file that is not there."""
-    for number in range(1100):
-        write(f"shared/{number}.ini", f"[general]\nbase = {number + 1}.ini\n")
-    with pytest.raises(InputError, match=r"1099.ini: \[general\] base = 1100.ini: .*no such config file"):
-        load_config(write("mine.ini", "[general]\nbase = shared/0.ini\n"))

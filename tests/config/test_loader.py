@@ -73,8 +73,6 @@ def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> No
         ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: no body 'resnet51'; did you mean 'resnet50'?"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
         ("[dataloader]\ntrain_batch_size = 0", "[dataloader] train_batch_size = 0: expected a value from 1 to 65536"),
-        ("[body]\nbody_params = {'dilation': [[None], 2]}", "body_params: dilation must be a number or a list of num"),
-        ("[body]\nbody_params = {'width': 513}", "body_params: width 513 is above the limit of 512"),
     ],
 )
 def test_wrong_values(text: str, expected: str) -> None:
