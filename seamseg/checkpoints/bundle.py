@@ -14,13 +14,12 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_object
+from seamseg.checkpoints.foreign import read_object
 from seamseg.checkpoints.model_path import local_model, snapshot_in
-from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING, WEIGHTS_NAME
+from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING
 from seamseg.checkpoints.snapshot import (
     LoadReport,
     Snapshot,
-    fitting,
     load_into,
     load_tensors,
     parse_snapshot,
@@ -62,25 +61,21 @@ def open_model(
     configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
     suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _find(path)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
     loading = (chosen if len(other) == len(overrides) else _config(found, snapshot, config, other, own)).dataloader
     reference = reference_size(loading.shortest_size, loading.longest_max_size)
     metadata = _metadata(found, snapshot, meta)
-    _check_kind(snapshot, chosen, found.name)
+    _check_kind(snapshot, own, chosen, found.name)
     check_classes(snapshot, metadata, found.name)
     return ModelFile(chosen, metadata, snapshot, found.name, found.licence, reference)
 
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _find(path)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -91,14 +86,26 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
-def _find(path: str | Path) -> _Parts:
-    """Find the weights, the configuration and the classes of a model."""
+def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
+    """Find the configuration and the classes of a model, and open its weights."""
     path = local_model(path)
-    if path.name in (WEIGHTS_NAME, TRANSFORMERS_CONFIG_NAME) and path.is_file() and is_transformers(path.parent):
-        raise InputError(f"{path}: is a file of a network of transformers: give the folder {path.parent}")
-    if path.is_dir() or path.suffix == WEIGHTS_ENDING:
-        return _beside(snapshot_in(path) if path.is_dir() else path)
-    return _from_zip(path) if _is_published(path) else _Parts(path, str(path), None, None, str(path))
+    if path.suffix == WEIGHTS_ENDING or path.is_dir():
+        weights = snapshot_in(path) if path.is_dir() else path
+        config, metadata, stated = (weights.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
+        classes, content = None, {}
+        if metadata.is_file():
+            classes = read_metadata(metadata, MODEL_METADATA_BYTES)
+        elif stated.is_file():
+            content = read_statement(stated)
+            classes = metadata_of(content, str(stated))
+        text = read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None
+        found = _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
+    else:
+        found = _from_zip(path) or _Parts(path, str(path), None, None, str(path))
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    if not snapshot.config.strip() and found.config_text is None:
+        found = _with_published_classes(found, snapshot)
+    return found, snapshot
 
 
 _VISTAS_EXPERIMENT = "vistas_wrn38"
@@ -111,7 +118,7 @@ def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
     state = snapshot.state_dict
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
-    if not recognised or "head" not in state or snapshot.config.strip() or found.config_text is not None:
+    if not recognised or "head" not in state:
         return found
     text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
     return replace(found, config_text=text, metadata=found.metadata or published_classes())
@@ -148,77 +155,45 @@ def load_built(build: Callable[[], Net], snapshot: Snapshot, name: str) -> tuple
         if lacks_memory(error):
             raise
         raise InputError(f"{name}: the network of its configuration cannot be built: {one_line(error)}") from error
-    if any(map(_is_foreign_on_meta, net.modules())):
-        fitting(net, snapshot.weights(), True, name)
-        net = build()
+    ours = ("seamseg", "torch")
+    others = [module for module in net.modules() if type(module).__module__.partition(".")[0] not in ours]
+    if any(tensor.is_meta for module in others for tensor in (*module.parameters(), *module.buffers())):
+        net = build()  # other libraries may keep tensors that no file holds
     return net, load_into(net, snapshot, strict=True, name=name)
 
 
-def _is_foreign_on_meta(module: nn.Module) -> bool:
-    """Return whether a module is on the meta device and of a library, which may keep tensors that no file holds."""
-    if type(module).__module__.partition(".")[0] in ("seamseg", "torch"):
-        return False
-    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
-
-
-def _beside(found: Path) -> _Parts:
-    """Return a snapshot or a file of weights, with the configuration and classes in its folder."""
-    config, metadata, stated = (found.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
-    classes, content = None, {}
-    if metadata.is_file():
-        classes = read_metadata(metadata, MODEL_METADATA_BYTES)
-    elif stated.is_file():
-        content = read_statement(stated)
-        classes = metadata_of(content, str(stated))
-    licence = content.get("licence")
-    return _Parts(
-        found,
-        str(found),
-        read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None,
-        classes,
-        str(found),
-        licence if isinstance(licence, str) else "",
-    )
-
-
 STATEMENT_FORMAT = 1
-"""Version of `metadata.json`; a reader refuses files of a later one."""
+"""Version of `metadata.json`; a reader refuses files of another one."""
 
 
 def read_statement(path: Path) -> dict[str, Any]:
-    """Read `metadata.json` of a folder of `seamseg convert-model`; InputError also for a later format."""
+    """Read `metadata.json` of a folder of `seamseg convert-model`; InputError also for another format."""
     content = read_object(path, "list of classes")
-    found = content.get("format")
-    if not isinstance(found, int) or found < 1:
-        raise InputError(f"{path}: states no format: it was not written by `seamseg convert-model`")
-    if found > STATEMENT_FORMAT:
-        raise InputError(f"{path}: has format {found}, this version reads {STATEMENT_FORMAT}: update seamseg")
+    if content.get("format") != STATEMENT_FORMAT:
+        raise InputError(
+            f"{path}: has format {content.get('format')!r:.80}, this version reads {STATEMENT_FORMAT} of "
+            "`seamseg convert-model`: update seamseg"
+        )
     return content
 
 
-def _is_published(path: Path) -> bool:
+def _from_zip(path: Path) -> _Parts | None:
+    """Return what a published model holds; None for a file that is no zip file, or one of `torch.save`."""
     try:
         with open(path, "rb") as file:
             if not zipfile.is_zipfile(file):
-                return False
-            # torch also writes snapshots as zip files, with a pickle named data.pkl
+                return None
             with zipfile.ZipFile(file) as archive:
-                return not any(Path(name).name == "data.pkl" for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False
-
-
-def _from_zip(path: Path) -> _Parts:
-    try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
-            snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
-            if snapshot is None:
-                raise InputError(f"{path}: this zip holds no *.tar snapshot: it is not a published model")
-            # read into memory: no path of the archive is used on disk
-            wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
-            content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
-            content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
+                names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
+                if any(Path(name).name == "data.pkl" for name in names):
+                    return None
+                snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
+                if snapshot is None:
+                    raise InputError(f"{path}: this zip holds no *.tar snapshot: it is not a published model")
+                # read into memory: no path of the archive is used on disk
+                wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
+                content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
+                content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
         # RuntimeError: encrypted, or an unsupported compression; ValueError: a name that is not UTF-8
         raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
@@ -287,9 +262,9 @@ def kind_of(snapshot: Snapshot, name: str) -> str:
     return next((kind for kind in whole if masks or not KINDS[kind].has_masks), whole[0])
 
 
-def _check_kind(snapshot: Snapshot, config: Config, name: str) -> None:
-    """Raise InputError if a snapshot lacks parts of the network of a configuration."""
-    own, kind, network = kind_of(snapshot, name), config.kind, config.general.network
+def _check_kind(snapshot: Snapshot, own: str, config: Config, name: str) -> None:
+    """Raise InputError if a snapshot, of the kind `own`, lacks parts of the network of a configuration."""
+    kind, network = config.kind, config.general.network
     if (WHOLE in snapshot.state_dict) != (network != SEAMLESS):
         raise InputError(f"{name}: holds another network than [general] network = {network} of its configuration")
     if network != SEAMLESS:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.names import CLASSES_NAME, CLASSIFIER_CLASSES_NAME, CONFIG_NAME
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, read_json
 from seamseg.utils.limits import CONFIG_BYTES
@@ -18,8 +18,6 @@ TORCHVISION = "torchvision:"
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
-_OURS = (CONFIG_NAME, CLASSES_NAME, CLASSIFIER_CLASSES_NAME)
-"""Files of which a model of ours has one."""
 _PROCESSOR_NAME = "preprocessor_config.json"
 _PROCESSOR_WITH_TOKENIZER_NAME = "processor_config.json"
 _SETTINGS = (
@@ -51,16 +49,13 @@ def is_foreign(model: str | Path) -> bool:
 def is_transformers(path: Path) -> bool:
     """Return whether a path is a folder of `save_pretrained`: its `config.json` names a type of model.
 
-    Our classifiers name none. A damaged one counts beside weights without a file of ours, for a fitting error.
+    Our classifiers name none. A damaged one counts, for a fitting error.
     """
     file = path / TRANSFORMERS_CONFIG_NAME
     try:
-        return file.is_file() and "model_type" in read_object(file)
-    except OSError:
-        return False
+        return os.path.isfile(file) and "model_type" in read_object(file)
     except InputError:
-        ours = any((path / name).is_file() for name in _OURS)
-        return not ours and any((path / name).is_file() for name in (*_SAFETENSORS[:2], *_PICKLES[:2]))
+        return True
 
 
 def read_object(file: Path, what: str = "configuration") -> dict[str, Any]:

@@ -118,34 +118,28 @@ def quiet_hub(uri: str) -> Iterator[Any]:
 
 def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     """Return the error to raise for one of huggingface_hub."""
+    cause = error.__cause__ or error if isinstance(error, errors.LocalEntryNotFoundError) else error
+    response: Any = getattr(cause, "response", None)
+    reason = describe_error(cause)
+    if isinstance(cause, errors.HfHubHTTPError):
+        reason = one_line(f"{response.status_code} {cause.server_message or response.reason_phrase}")[:200]
     if isinstance(error, errors.LocalEntryNotFoundError):
-        advice = "; download it elsewhere with `hf download --local-dir` and name its folder"
-        if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
-            return InputError(f"{uri}: not in the cache, or not completely, and HF_HUB_OFFLINE is set{advice}")
-        cause = error.__cause__ or error
-        return SeamsegError(
-            f"{uri}: the hub cannot be reached, and the model is not in the cache ({_reason(cause, errors)})"
-            f"{'' if isinstance(cause, errors.HfHubHTTPError) else advice}"
-        )
-    if isinstance(error, errors.GatedRepoError):
-        return InputError(f"{uri}: access is restricted: ask for it on the page of the repository, then log in")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return InputError(f"{uri}: no such repository; for a private one log in with `hf auth login` or set HF_TOKEN")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return InputError(f"{uri}: the repository has no such revision")
-    if isinstance(error, errors.HfHubHTTPError):
-        reason = _reason(error, errors)
-        if error.response.status_code in (401, 403):
-            return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
-        return SeamsegError(f"{uri}: the hub fails: {reason}")
+        offline = isinstance(cause, errors.OfflineModeIsEnabled)
+        why = "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({reason})"
+        advice = "download it elsewhere with `hf download --local-dir` and name its folder"
+        text = f"{uri}: not in the cache, or not completely, and {why}; {advice}"
+        return InputError(text) if offline else SeamsegError(text)
+    known = {
+        errors.GatedRepoError: "access is restricted: ask for it on the page of the repository, then log in",
+        errors.RepositoryNotFoundError: "no such repository; for a private one log in with `hf auth login` or set "
+        "HF_TOKEN",
+        errors.RevisionNotFoundError: "the repository has no such revision",
+    }
+    for kind, text in known.items():
+        if isinstance(error, kind):
+            return InputError(f"{uri}: {text}")
+    if response is not None and response.status_code in (401, 403):
+        return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
     if isinstance(error, ValueError):  # an invalid name or model card
         return InputError(f"{uri}: {one_line(error)[:300]}")
-    return SeamsegError(f"{uri}: {describe_error(error)}")
-
-
-def _reason(error: BaseException, errors: Any) -> str:
-    """Return an error in a few words: of the hub, its status and message."""
-    if not isinstance(error, errors.HfHubHTTPError):
-        return describe_error(error)
-    response = error.response
-    return " ".join(f"{response.status_code} {error.server_message or response.reason_phrase}".split())[:200]
+    return SeamsegError(f"{uri}: {reason}")

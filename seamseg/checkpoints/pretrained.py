@@ -70,7 +70,7 @@ def _load_other_classes(net: nn.Module, path: str, part: str | None, classes: Cl
         raise InputError(f"`pretrain={part}:{path}`: this network has no {part}")
     else:
         report = _load_part(module, {part: state[part]} if part in state else {}, path, part)
-    return replace(report, averaged=snapshot.has_average, fresh=tuple(fresh))
+    return replace(report, averaged="ema" in snapshot.state_dict, fresh=tuple(fresh))
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
-import pickle
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +28,6 @@ from seamseg.utils.files import nearest_path, replacing
 NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads", WHOLE)
 """The parts of all networks, each with its own state dict in a snapshot; `heads` are custom ones."""
 
-_OPTIONAL_KEYS = ("num_batches_tracked",)
 _MULTIARRAY = "numpy._core.multiarray", "numpy.core.multiarray"
 _multiarray: Any = importlib.import_module(_MULTIARRAY[0] if hasattr(np, "_core") else _MULTIARRAY[1])
 _PLAIN_DATA: list[Any] = [np.ndarray, np.dtype, *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?"))]
@@ -62,17 +58,12 @@ class Snapshot:
     resume: dict[str, Any] | None = None
     components: tuple[Record, ...] = ()
 
-    @property
-    def has_average(self) -> bool:
-        """Whether it holds a moving average of the weights."""
-        return "ema" in self.state_dict
-
     def weights(self, averaged: bool = True) -> Mapping[str, Any]:
         """Return the network's state by part: the moving average, which the validation scored, or the weights.
 
         Without an average, return the weights.
         """
-        return {**self.state_dict, **self.state_dict["ema"]} if averaged and self.has_average else self.state_dict
+        return {**self.state_dict, **(self.state_dict.get("ema", {}) if averaged else {})}
 
 
 @dataclass(frozen=True)
@@ -106,32 +97,14 @@ def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
 
 def check_storable(value: Any, where: str) -> None:
     """Raise InputError, which begins with `where`, if a snapshot with a value could be written, but not be opened."""
-    if type(value) is Tensor:
-        plain = value.layout == torch.strided and not (value.is_quantized or value.is_nested or value.is_meta)
-    elif type(value) is int:
-        plain = abs(value) < 1 << 62  # a pickle of more digits is refused
-    else:
-        plain = isinstance(value, (str, float, bool, type(None))) and type(value).__module__ == "builtins"
-    if plain:
-        return
-    if type(value) in (dict, OrderedDict):
-        for key, item in value.items():
-            check_storable(key, f"{where}: the key {key!r:.80}")
-            check_storable(item, f"{where}[{key!r:.80}]")
-    elif type(value) in (list, tuple):
-        for number, item in enumerate(value):
-            check_storable(item, f"{where}[{number}]")
-    else:
-        file = io.BytesIO()
-        try:
-            torch.save(value, file)
-            file.seek(0)
-            load_tensors(file, where)
-        except Exception:
-            kind = type(value).__name__
+    plain = (int, float, str, bool, bytes, type(None), torch.Size, torch.dtype)
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        stored = isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_meta
+        if not (stored or type(leaf) in plain or isinstance(leaf, (np.ndarray, np.generic))):
             raise InputError(
-                f"{where} is a {kind}, which snapshots cannot hold: return numbers, texts, tensors, lists and dicts"
-            ) from None
+                f"{where} holds a {type(leaf).__name__}, which snapshots cannot hold: return numbers, texts, tensors, "
+                "lists and dicts"
+            )
 
 
 def write_tensors(path: Path, content: Any) -> None:
@@ -175,25 +148,20 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
         if name.endswith(WEIGHTS_ENDING):
-            beside = Path(name).with_name(TRANSFORMERS_CONFIG_NAME)
-            other = (
-                f"{beside} states no model_type, as that of a network of transformers does"
-                if beside.is_file()
-                else f"a network of transformers is a folder with {beside.name} beside them"
-            )
             raise InputError(
-                f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.; {other}"
+                f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.; a network of "
+                f"transformers is a folder with a {TRANSFORMERS_CONFIG_NAME} beside them that states its model_type"
             )
         raise InputError(
             f"{name}: not a snapshot of this network: "
             f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
         )
-    for part in NETWORK_MODULES:
-        if part in state and not isinstance(state[part], Mapping):
-            raise InputError(f"{name}: its {part!r} is not a state dict but a {type(state[part]).__name__}")
     average = state.get("ema", {})
-    if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
-        raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
+    for weights in (state, average):
+        for part in NETWORK_MODULES:
+            if not isinstance(weights, Mapping) or not isinstance(weights.get(part, {}), Mapping):
+                kind = type(weights.get(part) if isinstance(weights, Mapping) else weights).__name__
+                raise InputError(f"{name}: its {part!r} is not a state dict but a {kind}")
     config = content.get("config") or ""
     if not isinstance(config, str):
         raise InputError(f"{name}: its 'config' is not text but a {type(config).__name__}")
@@ -204,7 +172,7 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
         training_meta=dict(training) if isinstance(training, Mapping) else {},
         metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
         resume=dict(resume) if isinstance(resume, Mapping) else None,
-        components=parse_records(content.get("components"), name),
+        components=parse_records(content["components"], name) if "components" in content else (),
     )
 
 
@@ -235,7 +203,7 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
             raise InputError(f"{name}: no such file{nearest_path(str(file))}") from None
         if head is None and isinstance(error, OSError):
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-        code = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        code = re.search(r"GLOBAL ([\w.]+)", str(error))
         if code is None:
             swapped = "; it is an image: the model comes before it" if name.lower().endswith(PHOTO_ENDINGS) else ""
             raise InputError(f"{name}: {_damage(head or b'')}{swapped}") from None
@@ -257,13 +225,9 @@ def _by_part(tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 def _damage(head: bytes) -> str:
     """Describe the damage of a file that torch cannot load, by its first two bytes."""
-    if not head:
-        return "the file is empty; copy it again"
     # torch writes zip files; early releases wrote pickles
-    if head in (b"PK", b"\x80\x02"):
+    if head in (b"", b"PK", b"\x80\x02"):
         return "a truncated or damaged snapshot; copy it again"
-    if head[:1] == b"\x80":
-        return "refused: a pickle that torch.save did not write, which could run any program when loaded"
     return "not a snapshot: it was not written by torch.save"
 
 
@@ -287,7 +251,7 @@ def load_into(
     for part, tensors in accepted.items():
         network_parts(net)[part].load_state_dict(tensors, strict=False)
     check_finite(net, name)
-    return LoadReport(skipped, sum(map(len, accepted.values())), averaged and snapshot.has_average)
+    return LoadReport(skipped, sum(map(len, accepted.values())), averaged and "ema" in snapshot.state_dict)
 
 
 def fitting(
@@ -360,7 +324,7 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
 
 def is_optional(key: object) -> bool:
     """Return whether the key of a state dict belongs to a counter, which old snapshots lack."""
-    return str(key).endswith(_OPTIONAL_KEYS)
+    return str(key).endswith("num_batches_tracked")
 
 
 def _shape(tensor: Tensor) -> str:
@@ -387,13 +351,6 @@ def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
 def parse_records(content: Any, source: str) -> tuple[Record, ...]:
     """Return the records that a snapshot holds; InputError, with its name `source`, if they are damaged."""
     try:
-        found = tuple(
-            Record(record["kind"], record["name"], record["module"], str(record["version"])[:80], record["sha256"])
-            for record in content or ()
-        )
-        words = [word for record in found for word in (record.kind, record.name, record.module)]
-        if len(found) <= 256 and all(re.fullmatch(r"[\w.-]{1,80}", word) for word in words):
-            return found
+        return tuple(Record(*(str(record[spec.name])[:80] for spec in fields(Record))) for record in content)
     except (KeyError, TypeError, IndexError):
-        pass
-    raise InputError(f"{source}: its list of components is damaged")
+        raise InputError(f"{source}: its list of components is damaged") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from seamseg.utils.errors import InputError, one_line, require_module
 from seamseg.utils.files import nearest_path, replacing
-from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
 
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -22,13 +20,8 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     load_file = require_module("safetensors.torch", name).load_file
     try:
         with open(path, "rb") as file:
-            start = file.read(8)
-            if start + file.read(len(_LFS_POINTER) - len(start)) == _LFS_POINTER:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 raise InputError(f"{name}: is a Git LFS pointer: run `git lfs pull`")
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if length > SAFETENSORS_HEADER_BYTES and os.path.getsize(path) > length:
-            limit = format_bytes(SAFETENSORS_HEADER_BYTES)
-            raise InputError(f"{name}: its header of {format_bytes(length)} is above {limit}, the limit")
         return dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{name}: no such file{nearest_path(path)}") from None

@@ -28,8 +28,6 @@ CONFIG_BYTES = MIB
 """Largest INI file, class list or class mapping."""
 MODEL_METADATA_BYTES = 64 * MIB
 """Largest `metadata.bin` of a model."""
-SAFETENSORS_HEADER_BYTES = 8 * MIB
-"""Largest header of a safetensors file; a panoptic network has 50 KiB."""
 SNAPSHOT_BYTES = 16 * GIB
 """Largest snapshot in a zip file."""
 TEXT_BYTES = GIB

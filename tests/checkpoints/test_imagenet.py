@@ -177,15 +177,6 @@ def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor], wr
     assert report.negative == sum(int((v < 0).sum()) for v in norms) > 0
 
 
-def test_a_training_takes_the_file_as_it_is(tmp_path: Path, resnet18: dict[str, Tensor]) -> None:
-    torch.save({f"module.{key}": value for key, value in resnet18.items()}, tmp_path / "r18.pth")
-    net = nn.ModuleDict({"body": ResNet(RESNETS["resnet18"], InPlaceABN)})
-    report = load_pretrained(net, f"body:{tmp_path / 'r18.pth'}")
-    wanted, missing = rename("resnet18", resnet18)
-    assert (report.loaded, report.skipped, missing) == (len(wanted), [], [])
-    assert all(torch.equal(net["body"].state_dict()[key], value) for key, value in wanted.items())
-
-
 def test_a_training_downloads_from_torchvision(resnet18: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "download", lambda name, advice: {"resnet18": resnet18}[name])
     body = build_backbone("resnet18", InPlaceABN)

@@ -170,7 +170,7 @@ def test_truncated(tmp_path: Path, part: float, new: bool) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "the file is empty; copy it again"),
+        (b"", "a truncated or damaged snapshot; copy it again"),
         (b"<html>not found</html>", "not a snapshot: it was not written by torch.save"),
     ],
 )

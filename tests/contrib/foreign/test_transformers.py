@@ -220,7 +220,7 @@ CONFIGURATIONS = [
     ({"backbone_config": {"model_type": "unheard_of"}}, "transformers refuses it: unknown 'unheard_of'"),
     ({"model_type": "segformer"}, "a network of type segformer makes no panoptic maps; supported types are mask2f"),
     ({"model_type": "mask2fromer"}, "detr; did you mean 'mask2former'?"),
-    ({"model_type": None}, "states no model_type"),
+    ({"model_type": None}, "that states its model_type"),
     ({"model_type": "detr", "architectures": ["DetrForObjectDetection"]}, "is a DetrForObjectDetection, which makes"),
     # of classes
     ({"id2label": None, "label2id": None, "num_labels": 19}, "its configuration names no class"),
@@ -245,9 +245,8 @@ def test_damaged_and_foreign_configurations(folder):
     for text in (whole[:100], "[]"):
         config.write_text(text)
         assert str(config) in refusal(folder)
-    assert refusal(config) == f"{config}: is a file of a network of transformers: give the folder {folder}"
     config.unlink()
-    assert "a network of transformers is a folder with config.json beside them" in refusal(folder)
+    assert "a network of transformers is a folder with a config.json beside them" in refusal(folder)
     config.write_text(whole)
     text = "`device=openvino`: only for exported networks; use `seamseg export` first"
     assert refusal(folder, device="openvino") == text

@@ -196,7 +196,7 @@ def test_weights_of_timm(tmp_path: Path) -> None:
             raise LocalEntryNotFoundError("cannot find") from OSError("no route\nto the hub")
         return create(*_, **options)
 
-    said = r"timm: timm:test_convnext: the hub cannot be reached, .* in the cache \(OSError: no route to the hub"
+    said = r"timm: timm:test_convnext: not in the cache, .* cannot be reached \(OSError: no route to the hub"
     with mock.patch.object(timm, "create_model", unreachable), pytest.raises(SeamsegError, match=said):
         load_body_weights(net, "timm")
     with pytest.raises(InputError, match="resnet18 is not a timm network"):
