@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,13 +60,11 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = echo) -> 
     """
     out = options.out
     check_scenes("toy city", options.train, options.val, options.seed, least=1)
-    # a demo whose configuration file has changed cannot be resumed
-    experiment = zlib.crc32(find_experiment(EXPERIMENT).read_bytes())
     settings = {
         "train": options.train,
         "val": options.val,
         "seed": options.seed,
-        "experiment": f"{EXPERIMENT} {experiment:08x}",
+        "experiment": EXPERIMENT,
         "overrides": list(options.overrides),
     }
     if not (out / "demo.json").exists() and out.is_dir() and any(out.iterdir()):

@@ -46,8 +46,15 @@ def run(args: argparse.Namespace) -> int:
     torch = _imported("torch", problems) if installed else None
     for module in (*(("torchvision",) if installed else ()), "PIL.Image", "pycocotools.mask", "umsgpack"):
         _imported(module, problems)
-    _process(torch, problems)
-    _print("launcher", _launcher())
+    threads = f", torch uses {torch.get_num_threads()} threads" if torch else ""
+    _print("processor", f"{available_cores()} cores available{threads}")
+    _print("malloc", process_settings.malloc_status())
+    _print("OpenMP", process_settings.openmp_status())
+    if torch is not None:
+        _print("GPU", _gpus(torch, problems))
+    several = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}" if several else "none: one process"
+    _print("launcher", rank)
     _print("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
     _kernels(torch, problems)
     for problem in problems:
@@ -79,15 +86,6 @@ def _packages(problems: list[str]) -> None:
         _print(package, _version(package) or f"not installed ({part})")
 
 
-def _process(torch: ModuleType | None, problems: list[str]) -> None:
-    threads = f", torch uses {torch.get_num_threads()} threads" if torch else ""
-    _print("processor", f"{available_cores()} cores available{threads}")
-    _print("malloc", process_settings.malloc_status())
-    _print("OpenMP", process_settings.openmp_status())
-    if torch is not None:
-        _print("GPU", _gpus(torch, problems))
-
-
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -107,23 +105,13 @@ def _gpus(torch: ModuleType, problems: list[str]) -> str:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{', '.join(names)} (CUDA {torch.version.cuda})"
-    if torch.version.cuda is None:
-        if shutil.which("nvidia-smi"):
-            problems.append(
-                "this machine seems to have an NVIDIA GPU, but PyTorch is built without CUDA: see pytorch.org"
-            )
-        return "none: this PyTorch is built without CUDA"
+    built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
     if shutil.which("nvidia-smi"):
         problems.append(
-            f"PyTorch is built for CUDA {torch.version.cuda} but finds no GPU: compare with the driver in nvidia-smi"
+            f"this machine seems to have an NVIDIA GPU, but PyTorch {built} and finds none: see pytorch.org, or "
+            "compare with the driver in nvidia-smi"
         )
-    return f"none found (PyTorch is built for CUDA {torch.version.cuda}); everything runs on the CPU"
-
-
-def _launcher() -> str:
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
-    return "none: one process"
+    return f"none found (PyTorch {built}); everything runs on the CPU"
 
 
 def _kernels(torch: ModuleType | None, problems: list[str]) -> None:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.inference.options import MODEL
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import nearest_path
+from seamseg.utils.files import nearest_path, write_json
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 from seamseg.validation.options import EvaluationOptions
@@ -76,46 +76,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
-    if args.protocol == "cityscapes":
-        return _run_cityscapes(args)
     if args.out is not None and args.legacy:
         raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
-    of_files = args.gt is not None or args.pred is not None
+    of_files = args.gt is not None or args.pred is not None or args.protocol == "cityscapes"
     scores = _score_files(args) if of_files else _score_model(args)
     if is_main_process():
-        _show(scores, args.json)
+        try:
+            # first: the scores must not be lost if the file cannot be written
+            echo(scores.table(), flush=True)
+        finally:
+            if args.json is not None:
+                write_json(args.json, scores.to_json(), indent=2)
     return 0
 
 
-def _score_files(args: argparse.Namespace) -> PanopticScores:
-    if extra := _other_option(args, (*_FILE_OPTIONS, "legacy", "out")):
+def _score_files(args: argparse.Namespace) -> PanopticScores | CityscapesScores:
+    from seamseg.utils.parallel import available_cores, check_workers  # not for --help
+    from seamseg.utils.progress import progress
+
+    workers = min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
+    cityscapes = args.protocol == "cityscapes"
+    if extra := _other_option(args, _CITYSCAPES_OPTIONS if cityscapes else (*_FILE_OPTIONS, "legacy", "out")):
+        if cityscapes:
+            takes = "which takes --gt, --pred, --workers, --json"
+            raise InputError(f"{extra} cannot be used with --protocol cityscapes, {takes}")
         raise InputError(f"{extra} and --gt / --pred are mutually exclusive: score either a model or files")
     if args.gt is None or args.pred is None:
-        raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
+        what = "gtFine/val and a folder of results" if cityscapes else "the ground truth and the predictions"
+        raise InputError(f"--gt and --pred must be given together: {what}")
+    if cityscapes:
+        from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes
+
+        return evaluate_cityscapes(args.gt, args.pred, workers, progress)
     if args.photos is not None and not Path(args.photos).is_dir():
         raise InputError(f"--photos {args.photos}: no such folder{nearest_path(args.photos)}")
     from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
     from seamseg.maps.evaluation.record import MapFiles
-    from seamseg.utils.progress import progress
 
     return evaluate_panoptic_json(
         args.gt if args.gt_folder is None else MapFiles(args.gt, args.gt_folder),
         args.pred if args.pred_folder is None else MapFiles(args.pred, args.pred_folder),
-        _worker_count(args),
+        workers,
         args.legacy,
         progress,
         args.out,
         args.photos,
     )
-
-
-def _worker_count(args: argparse.Namespace) -> int:
-    """Return the number of threads that read and compare files."""
-    from seamseg.utils.parallel import available_cores, check_workers  # not for --help
-
-    return min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
 
 
 def _score_model(args: argparse.Namespace) -> Scores:
@@ -134,34 +142,6 @@ def _score_model(args: argparse.Namespace) -> Scores:
     from seamseg.validation.evaluate import evaluate_model
 
     return evaluate_model(options)
-
-
-def _run_cityscapes(args: argparse.Namespace) -> int:
-    """Score a results folder against the raw ground truth of Cityscapes, print the tables, write the JSON."""
-    workers = _worker_count(args)
-    from seamseg.maps.evaluation.cityscapes import evaluate_cityscapes
-    from seamseg.utils.progress import progress
-
-    if extra := _other_option(args, _CITYSCAPES_OPTIONS):
-        raise InputError(
-            f"{extra} cannot be used with --protocol cityscapes, which takes --gt, --pred, --workers, --json"
-        )
-    if args.gt is None or args.pred is None:
-        raise InputError("--protocol cityscapes needs --gt, as gtFine/val, and --pred, a folder of results")
-    scores = evaluate_cityscapes(args.gt, args.pred, workers, progress)
-    _show(scores, args.json)
-    return 0
-
-
-def _show(scores: Scores | CityscapesScores, path: str | None) -> None:
-    """Print the table, then write the JSON: the scores must not be lost if one of them fails."""
-    from seamseg.utils.files import write_json
-
-    try:
-        echo(scores.table(), flush=True)
-    finally:
-        if path is not None:
-            write_json(path, scores.to_json(), indent=2)
 
 
 def _other_option(args: argparse.Namespace, allowed: tuple[str, ...]) -> str | None:

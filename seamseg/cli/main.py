@@ -7,7 +7,6 @@ import errno
 import importlib
 import io
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -18,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 
 from seamseg import extensions
 from seamseg.utils import process_settings
-from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line, printable
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line
 from seamseg.utils.launcher import is_main_process, process_count
 from seamseg.utils.output import echo, show_flags
 from seamseg.utils.signals import end_at_interrupt, graceful_termination
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debug:
                 echo(traceback.format_exc(), file=sys.stderr)
-            error = _missing_package(error) or _full_disk(error) or _long_name(error) or error
+            error = _as_ours(error)
             if not (isinstance(error, SeamsegError) and error.reported):
                 _print_error(f"{_name(argv)}: {_one_line(error)}")
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
@@ -113,17 +112,22 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _full_disk(error: Exception) -> SeamsegError | None:
-    """Return the error for a full disk where `utils.files` did not write the file; None for others."""
-    if not isinstance(error, OSError) or error.errno not in _FULL:
-        return None
-    from seamseg.utils.files import cannot_write
+def _as_ours(error: Exception) -> Exception:
+    """Return the error for a full disk, a name that no file can have, or a missing package; others as they are."""
+    cause = error.__cause__ if isinstance(error, SeamsegError) else error
+    if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
+        return InputError(str(error) if isinstance(error, SeamsegError) else f"{cause.filename}: {cause.strerror}")
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("seamseg"):
+        return missing_packages([error.name.partition(".")[0]])
+    if isinstance(error, OSError) and error.errno in _FULL:
+        from seamseg.utils.files import cannot_write
 
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _discard(sys.stdout)
-    return cannot_write(error.filename or "standard output or another file", error)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard(sys.stdout)
+        return cannot_write(error.filename or "standard output or another file", error)
+    return error
 
 
 def _print_error(line: str) -> None:
@@ -135,10 +139,6 @@ def _print_error(line: str) -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
-    for word in argv:
-        # bytes that are no UTF-8 are surrogates, others cannot be in a name
-        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):
-            raise InputError(f"{word}: an argument that is no text: it has a NUL character or half a character")
     try:
         parser = build_parser(argv)
         args = parser.parse_args(argv)
@@ -148,18 +148,12 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    try:
-        os.getcwd()
-    except OSError as error:
-        # libraries of torch end the process in it
-        raise InputError(f"the current folder: {error.strerror or error}; change to another one") from error
     from seamseg.utils.image_memory import budget
     from seamseg.utils.progress import set_quiet
 
     budget()  # once, rather than for each image
     set_quiet(args.quiet)
     show_flags(_flags_of(parser, args))
-    _log_printable()
     try:
         return int(command_module(args.command).run(args) or 0)
     finally:
@@ -179,20 +173,6 @@ def _flags_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict
         inner = None if chosen is None else chosen.choices.get(getattr(args, chosen.dest))
     found |= {name: flags[flag] for name, flag in PARAMETER_FLAGS.items() if flag in flags}
     return {name: (action.option_strings[0], action.nargs != 0) for name, action in found.items()}
-
-
-def _log_printable() -> None:
-    """Have loggers of other libraries, too, write printable text: they name tensors and files."""
-    import logging  # not for --help
-
-    make_record = logging.LogRecord
-
-    def record(*values: Any, **more: Any) -> logging.LogRecord:
-        made = make_record(*values, **more)
-        made.msg, made.args = printable(made.getMessage()), ()
-        return made
-
-    logging.setLogRecordFactory(record)
 
 
 _FIRST, _MIDDLE = "MODEL is the first argument, without a flag", "the images follow MODEL, without a flag"
@@ -303,21 +283,6 @@ def _one_line(error: Exception) -> str:
         if found is not None:
             return found
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
-
-
-def _long_name(error: Exception) -> InputError | None:
-    """Return the error for a name that no file can have, which `pathlib` raises wherever it is looked up."""
-    cause = error.__cause__ if isinstance(error, SeamsegError) else error
-    if not isinstance(cause, OSError) or cause.errno != errno.ENAMETOOLONG:
-        return None
-    return InputError(str(error) if isinstance(error, SeamsegError) else f"{cause.filename}: {cause.strerror}")
-
-
-def _missing_package(error: Exception) -> InputError | None:
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return None
-    package = error.name.partition(".")[0]
-    return None if package == "seamseg" else missing_packages([package])
 
 
 def _as_key(prog: str, given: str, words: Sequence[str]) -> str:

@@ -59,7 +59,8 @@ def _number_or_text(text: str) -> str | int:
     return int(text) if text.isdecimal() and len(text) < 20 else text
 
 
-def _size(text: str) -> tuple[int, int]:
+def size(text: str) -> tuple[int, int]:
+    """Return the height and width of `HEIGHTxWIDTH`; InputError for another text."""
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     if match is None:
         raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, for example 1024x2048")
@@ -70,7 +71,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
     "str | int": _number_or_text,
-    "tuple[int, int]": _size,
+    "tuple[int, int]": size,
 }
 """Types of values by the annotation of a field; text for others."""
 

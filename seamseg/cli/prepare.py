@@ -26,13 +26,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
 from seamseg.cli.main import add_action
+from seamseg.cli.model_options import size
 from seamseg.utils.errors import InputError, SeamsegError, counted, first_names, one_line
 from seamseg.utils.files import write_json
 from seamseg.utils.output import echo
@@ -94,10 +94,18 @@ _FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a sub-command for each source, and --check."""
-    parser.add_argument(
-        "--check", metavar="DATA", help="check a dataset folder; the same as `seamseg prepare check DATA`"
+    parser.add_argument("--check", metavar="DATA", help="check a dataset folder, and print its statistics")
+    group = parser.add_argument_group("options of a check")
+    group.add_argument("--json", metavar="FILE", help="write the full report to FILE")
+    group.add_argument("--sheet", metavar="FILE", help="contact sheet of samples (default: DATA/check.jpg)")
+    group.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        default=24,
+        help="images in the sheet; 0 for no sheet (default: %(default)s)",
     )
-    _add_check_options(parser)
+    _add_workers(group, "processes")
     sources = parser.add_subparsers(dest="source", metavar="SOURCE")
     for name, (text, root, splits) in _PUBLIC.items():
         public = _source(sources, name, text, _convert, "copy", "symlink")
@@ -165,18 +173,13 @@ def _add_folder_tools(sources: argparse._SubParsersAction) -> None:
     )
     export.add_argument("--force", action="store_true", help="overwrite an existing split in OUT")
 
-    check = add_action(sources, "check", texts.CHECK)
-    check.set_defaults(convert=_check)
-    check.add_argument("check", metavar="DATA", help="dataset folder")
-    _add_check_options(check)
-
 
 def _add_toy_city(sources: argparse._SubParsersAction) -> None:
     toy = _source(sources, "toy-city", texts.TOY_CITY, _toy_city)
     toy.add_argument("root", metavar="RAW", help="output folder")
     toy.add_argument(
         "--size",
-        type=_size,
+        type=size,
         default=(256, 512),
         metavar="HxW",
         help="height and width of landscape scenes (default: 256x512)",
@@ -213,23 +216,6 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="dataset folder to write; other splits in it are kept")
 
 
-def _add_check_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a check; they have no defaults, since they may precede or follow `check`."""
-    group = parser.add_argument_group("options of a check")
-    group.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write the full report to FILE")
-    group.add_argument(
-        "--sheet", metavar="FILE", default=argparse.SUPPRESS, help="contact sheet of samples (default: DATA/check.jpg)"
-    )
-    group.add_argument(
-        "--samples",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="images in the sheet; 0 for no sheet (default: 24)",
-    )
-    _add_workers(group, "processes")
-
-
 def _add_workers(parser: argparse._ActionsContainer, what: str) -> None:
     """Add --workers, which may precede or follow the name of a source, as it has no default."""
     text = f"number of {what} (default: one per processor)"
@@ -241,13 +227,9 @@ def run(args: argparse.Namespace) -> int:
     workers = getattr(args, "workers", None)
     if workers is not None:
         check_workers(workers, least=1)
-    if args.source is None:
-        if args.check is None:
-            raise InputError("nothing to do: name a SOURCE or --check DATA; see seamseg prepare --help")
-        return _check(args)
-    if args.check is not None and args.source != "check":
-        raise InputError(f"--check DATA cannot be combined with the source {args.source}; run them one after the other")
-    return args.convert(args)
+    if (args.source is None) == (args.check is None):
+        raise InputError("name either a SOURCE or --check DATA; see seamseg prepare --help")
+    return _check(args) if args.source is None else args.convert(args)
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -371,9 +353,9 @@ def _check(args: argparse.Namespace) -> int:
     """Check, print the report, and return 1 if there are errors."""
     from seamseg.maps.prepare.check import check_dataset
 
-    workers, samples = getattr(args, "workers", None), getattr(args, "samples", 24)
-    if samples < 0:
-        raise InputError(f"--samples must be 0 or more, got {samples}")
+    workers = getattr(args, "workers", None)
+    if args.samples < 0:
+        raise InputError(f"--samples must be 0 or more, got {args.samples}")
     root = Path(args.check)
     try:
         report = check_dataset(root, workers, progress)
@@ -382,25 +364,21 @@ def _check(args: argparse.Namespace) -> int:
         raise SeamsegError(str(failure)) if (root / "metadata.bin").is_file() else failure from None
     # first: the findings must not be lost if the file cannot be written
     _print_report(report)
-    if hasattr(args, "json"):
+    if args.json is not None:
         write_json(args.json, report.as_json(), indent=1)
-    if samples:
-        _write_sheet(report, Path(getattr(args, "sheet", root / "check.jpg")), samples, workers, "sheet" in args)
+    if args.samples:
+        from seamseg.maps.prepare.contact_sheet import write_contact_sheet
+
+        path = Path(args.sheet or root / "check.jpg")
+        try:
+            shown = write_contact_sheet(path, report, args.samples, workers)
+            echo(f"{path}: contact sheet of {counted(shown, 'image')}")
+        except SeamsegError as failure:
+            if args.sheet is not None:
+                raise
+            # the data set may be read-only
+            echo(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
     return 1 if report.errors else 0
-
-
-def _write_sheet(report: Report, path: Path, samples: int, workers: int | None, wanted: bool) -> None:
-    from seamseg.maps.prepare.contact_sheet import write_contact_sheet
-
-    try:
-        shown = write_contact_sheet(path, report, samples, workers)
-    except SeamsegError as failure:
-        if wanted:
-            raise
-        # the data set may be read-only
-        echo(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
-        return
-    echo(f"{path}: contact sheet of {counted(shown, 'image')}")
 
 
 def _print_report(report: Report) -> None:
@@ -431,20 +409,9 @@ def _print_problems(kind: str, problems: Sequence[Problem]) -> None:
     for problem in problems[:_MAX_PRINTED]:
         echo(f"{kind}: {problem}")
     if len(problems) > _MAX_PRINTED:
-        left: defaultdict[str, int] = defaultdict(int)
-        for problem in problems[_MAX_PRINTED:]:
-            left[Path(problem.file).parent.name] += 1
-        where = ", ".join(f"{count} in {folder}/" for folder, count in left.items())
-        echo(f"{kind}: {len(problems) - _MAX_PRINTED} more ({where}); --json FILE lists them all")
+        echo(f"{kind}: {len(problems) - _MAX_PRINTED} more; --json FILE lists them all")
 
 
 def _print_message(message: str) -> None:
     if not is_quiet():
         echo(f"seamseg prepare: {message}", file=sys.stderr)
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.lower().partition("x")
-    if not (height.isdecimal() and width.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HEIGHTxWIDTH, for example 256x512")
-    return int(height), int(width)

@@ -163,15 +163,6 @@ copied. Content that a format cannot represent is an error. Overlapping instance
 on top. All crowds of a class in an image become one. An existing split in OUT is only overwritten with --force.
 """
 
-CHECK = """Check a dataset folder and print its statistics.
-
-  seamseg prepare --check data/mine
-  seamseg prepare check data/mine --json report.json --sheet check.png
-
-Reads every image and mask. Errors would stop training and set the exit code 1; warnings are often mistakes. Also writes
-a contact sheet of images with their masks drawn over them, DATA/check.jpg.
-"""
-
 TOY_CITY = """Generate synthetic street scenes in the layout of raw Cityscapes.
 
 Writes leftImg8bit/ and gtFine/ with the official ids. The same seed gives the same images. To train on them, convert

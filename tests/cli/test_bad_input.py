@@ -103,11 +103,10 @@ prepare folders OUT --classes {} --split a DATA DATA
 """
 
 
-@pytest.mark.parametrize("name", ["a\0b", "x" * 5000], ids=["nul", "long"])
 @pytest.mark.parametrize("door", [door.strip() for line in DOORS.strip().splitlines() for door in line.split(";")])
-def test_names_that_no_file_can_have(door, name, micro_run, micro, micro_config, tmp_path, refused) -> None:
+def test_names_that_no_file_can_have(door, micro_run, micro, micro_config, tmp_path, refused) -> None:
     places = {"RUN": micro_run, "DATA": micro, "INI": micro_config, "IMG": micro / "img", "OUT": tmp_path / "out"}
-    words = [places.get(word, word.replace("{}", name)) for word in door.split()]
+    words = [places.get(word, word.replace("{}", "x" * 5000)) for word in door.split()]
     line = refused(*words)
     assert "unexpected" not in line
     assert "unknown argument" not in line
@@ -128,7 +127,7 @@ NUMBERS = {
     "prepare toy-city OUT": "train val seed workers",
     "prepare toy-things OUT": "train val seed workers",
     "prepare folders OUT --classes LIST --split a IMG MSK": "divisor hold-out workers",
-    "prepare check DATA --json s.json": "samples workers",
+    "prepare --check DATA --json s.json": "samples workers",
 }
 """The options with a number, by the command with its other arguments."""
 LIMITED = "workers train val pad-to tile-overlap port size crop scale hold-out anonymize-score"

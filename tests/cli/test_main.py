@@ -261,11 +261,6 @@ def test_signals_leave_no_file(words: str, number: str, code: int, tmp_path: Pat
                 "whole",
             ),
         ),
-        (
-            'mkdir gone && cd gone && rmdir ../gone; "$@"',
-            "",
-            (2, "", "seamseg fake: the current folder: No such file or directory; change to another one\n", None),
-        ),
         ('PYTHONIOENCODING=ascii "$@"', "print('PQ\u2020')", (0, "PQ\\u2020\n", "", "whole")),
     ],
 )

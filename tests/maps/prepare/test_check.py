@@ -196,7 +196,7 @@ def test_command(data, tmp_path, capsys):
     assert (report["ok"], report["images"], report["errors"]) == (True, 4, [])
     assert Image.open(data / "check.jpg").format == "JPEG"
     (data / "msk" / "im2.png").unlink()
-    words = ["prepare", "check", str(data), "--quiet", "--workers", "1", "--samples", "0", "--json"]
+    words = ["prepare", "--check", str(data), "--quiet", "--workers", "1", "--samples", "0", "--json"]
     assert main([*words, str(tmp_path / "r.json")]) == 1
     shown = capsys.readouterr()
     assert f"error: {data}/msk/im2.png: no mask of image 'im2'" in shown.out
@@ -210,7 +210,7 @@ def test_command_without_a_data_set(data, tmp_path, capsys):
     damage_metadata(data, lambda images: images + [replace(images[0], id=f"x{k}") for k in range(40)])
     assert main(["prepare", "--check", str(data), "--samples", "0"]) == 1
     shown = capsys.readouterr().out
-    assert "error: 30 more (" in shown
+    assert "error: 30 more; --json" in shown
     assert "--json FILE lists them all" in shown
     (data / "metadata.bin").write_bytes(b"x")
     for code, words in (
@@ -223,7 +223,7 @@ def test_command_without_a_data_set(data, tmp_path, capsys):
         assert main(["prepare", *words]) == code
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-    assert "name a SOURCE or --check DATA" in error
+    assert "name either a SOURCE or --check DATA" in error
 
 
 @pytest.mark.parametrize("name", ["road", HOSTILE["words"]])

@@ -310,7 +310,7 @@ def test_only_crowds(coco, capsys):
     text = "all objects of 'car' are crowds, which training ignores"
     assert main(["prepare", "instances", str(coco / "out"), *words]) == 0
     assert f"{text}; --no-crowds reads them as single objects" in capsys.readouterr().err
-    assert main(["prepare", "check", str(coco / "out"), "--samples", "0"]) == 0
+    assert main(["prepare", "--check", str(coco / "out"), "--samples", "0"]) == 0
     assert f"metadata.bin: {text}\n" in capsys.readouterr().out
     assert main(["prepare", "instances", str(coco / "one"), *words, "--no-crowds"]) == 0
     assert "crowds" not in capsys.readouterr().err
