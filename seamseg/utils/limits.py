@@ -6,7 +6,6 @@ header states. Each error message is one line.
 
 from __future__ import annotations
 
-import configparser
 import io
 import json
 import tarfile
@@ -178,6 +177,8 @@ def read_ini(
     The first of the `delimiters` in a line ends its key, which `key` normalizes. InputError, naming `source` and the
     line, if it is not INI text, or a section or key occurs twice.
     """
+    import configparser  # not for --help
+
     parser = configparser.ConfigParser(interpolation=None, delimiters=delimiters, default_section="")
     parser.optionxform = key  # type: ignore[assignment, method-assign]
     try:
