@@ -392,10 +392,7 @@ def _files(filesystem: FileSystem, folder: str) -> list[str]:
     from pyarrow.fs import FileSelector
 
     found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
-    try:
-        return [file.path for file in found if file.is_file and "/." not in file.path[len(folder) :]]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{os.fsdecode(error.object)}: has a name that is not UTF-8; rename it") from None
+    return [file.path for file in found if file.is_file and "/." not in file.path[len(folder) :]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +136,7 @@ def validate_classifier(
         net, names = load_checkpoint(checkpoint, settings, settings.training.channels_last)
         dataset = validator.dataset
         if names and names != dataset.classes:
-            mine, theirs = next((a, b) for a, b in zip_longest(dataset.classes, names) if a != b)
-            raise InputError(
-                f"{dataset.folder}: its class folders are not those of {checkpoint}: {mine!r} instead of {theirs!r}"
-            )
+            raise InputError(f"{dataset.folder}: its class folders are not those of {checkpoint}, in this order")
         scores = validator(net.to(world.device))
     if not math.isfinite(scores.loss):
         raise SeamsegError(f"{checkpoint}: the network returns logits that are not finite: its weights are broken")

@@ -80,18 +80,13 @@ class Histogram:
         if not self.limit:
             self.limit = largest
         while largest > self.limit:
-            self._double()
+            merged, quarter = self.counts.reshape(-1, 2).sum(axis=1), _BINS // 4
+            self.counts = np.pad(merged, quarter)
+            self.limit *= 2
         scale = _BINS / (2 * self.limit)
         index = ((values.reshape(-1) + np.float32(self.limit)) * np.float32(scale)).astype(np.int32)
         np.clip(index, 0, _BINS - 1, out=index)
         self.counts += np.bincount(index, minlength=_BINS)
-
-    def _double(self) -> None:
-        quarter = _BINS // 4
-        merged = self.counts.reshape(-1, 2).sum(axis=1)
-        self.counts = np.zeros_like(self.counts)
-        self.counts[quarter : quarter + _BINS // 2] = merged
-        self.limit *= 2
 
     def best_range(self, slope: float | None = None) -> tuple[float, float]:
         """Return the ends of the range of 8-bit values with the least mean square error.

@@ -111,9 +111,7 @@ def cpu_features() -> set[str]:
 
     from seamseg.ops.fused import onednn_takes_bf16
 
-    # early releases with packages may lack it
-    known = getattr(torch.cpu, "get_capabilities", dict[str, Any])()
-    found = {name for name, value in known.items() if value is True}
+    found = {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     return found | ({ONEDNN_BF16} if onednn_takes_bf16() else set())
 
 

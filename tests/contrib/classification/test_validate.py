@@ -67,7 +67,7 @@ def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> 
     names = sorted(folder.name for folder in (root / "val").iterdir())
     assert validate(root, names).n_images == 9
     assert validate(root, []).n_images == 9
-    with pytest.raises(InputError, match=f"class folders are not those of .*: '{names[0]}' instead of '{names[-1]}'"):
+    with pytest.raises(InputError, match=r"class folders are not those of .*, in this order"):
         validate(root, names[::-1])
     with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
         validate(root, [], broken=True)

@@ -234,7 +234,8 @@ class _BatchNorm(nn.BatchNorm2d):
         """Map `N x C x H x W` to the same shape."""
         group = synchronised_over(None) if self.synchronise and self.training else None
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
-        again = self.training and _in_backward_pass()
+        # a recomputation runs within a backward pass
+        again = self.training and not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         if again and mean is not None and var is not None:
             # copies, since the backward pass must keep as many tensors as in the first run
             mean, var, count = mean.clone(), var.clone(), None
@@ -251,11 +252,6 @@ class _BatchNorm(nn.BatchNorm2d):
         for layer in self.children():
             y = layer(y)
         return y
-
-
-def _in_backward_pass() -> bool:
-    """Return whether the caller runs within a backward pass: as part of a recomputation."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _replace_batch_norms(model: nn.Module, synchronise: bool) -> None:
