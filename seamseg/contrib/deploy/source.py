@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -65,9 +65,13 @@ def check_foreign(path: Path, options: ExportOptions) -> None:
         raise InputError(f"{path}: networks of torchvision are not exported")
     if Path(options.out).suffix != ".onnx":
         raise InputError(f"{options.out}: networks of transformers are exported to .onnx files only")
-    for name, default in (("dynamic", False), ("part", "all"), ("int8", None)):
-        if (value := getattr(options, name)) != default:
-            raise InputError(f"`{name}={value}`: does not apply to {path}, a network of transformers")
+    _refuse(options, ("dynamic", "part", "int8"), f"does not apply to {path}, a network of transformers")
+
+
+def _refuse(options: ExportOptions, names: Sequence[str], text: str) -> None:
+    for name in names:
+        if (value := getattr(options, name)) not in (False, None, "all", "fp32"):
+            raise InputError(f"`{name}={value}`: {text}")
 
 
 def open_source(path: Path, options: ExportOptions) -> ExportSource:
@@ -127,10 +131,8 @@ def _check(net: Network, config: Config, options: ExportOptions) -> None:
     if not net.of_parts:
         if not net.exportable:
             raise InputError(f"the network {config.general.network} cannot be exported: it states exportable = False")
-        for name, default in (("part", "all"), ("precision", "fp32"), ("int8", None)):
-            if (value := getattr(options, name)) != default:
-                named = config.general.network
-                raise InputError(f"`{name}={value}` is for networks of body and heads, not for {named}")
+        named = config.general.network
+        _refuse(options, ("part", "precision", "int8"), f"is for networks of body and heads, not for {named}")
     elif options.part == "all":
         if options.int8 is not None and (heads := custom_heads(config)):
             remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,7 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             state.update(read_weights(file, str(file)))
             continue
-        content = load_tensors(file, str(file))
-        if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-            raise InputError(f"{file}: not a state dict of transformers")
-        state.update(content)
+        state.update(load_tensors(file, str(file)))
     return state
 
 

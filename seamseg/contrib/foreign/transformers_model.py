@@ -263,16 +263,13 @@ def _warn_of_other_task(folder: Path) -> None:
 
 def column_names(content: Mapping[str, Any], name: str) -> list[str]:
     """Return the names of the classes, one a column."""
-    labels = content.get("id2label") or {}
-    if not labels and isinstance(count := content.get("num_labels", 2), int) and 0 < count <= 100_000:
-        return [f"LABEL_{column}" for column in range(count)]
+    labels = content.get("id2label")
     try:
-        columns = {int(key): str(value) for key, value in labels.items()}
-    except (AttributeError, ValueError):
-        columns = {}
-    if not columns or sorted(columns) != list(range(len(columns))):
-        raise InputError(f"{name}: its configuration has no valid id2label: the names of classes 0, 1, ...")
-    return [columns[column] for column in range(len(columns))]
+        if not labels:
+            return [f"LABEL_{column}" for column in range(min(content.get("num_labels", 2), 100_000))]
+        return [str(labels[str(column)]) for column in range(len(labels))]
+    except (TypeError, LookupError):
+        raise InputError(f"{name}: its configuration has no valid id2label: the names of classes 0, 1, ...") from None
 
 
 def square_side(content: Mapping[str, Any], name: str) -> int:
