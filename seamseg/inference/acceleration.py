@@ -6,13 +6,11 @@ works on any device; only :class:`CudaGraph` needs a GPU.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -121,16 +119,20 @@ class CudaGraph:
 
     The memory of its input and outputs is fixed: a call copies the input there, replays the graph, and returns copies
     of the outputs, which the next call does not change. What the function reads beside its input must stay where it is:
-    it is kept if it is part of the outputs, but no tensor. `stream`, on the device of `x`, is for the capture; `shared`
-    is another graph, captured on the same stream, whose memory pool is shared: their calls are serialised, also on
-    several streams.
+    it is kept if it is part of the outputs, but no tensor. `shared` is another graph on the device of `x`, whose memory
+    pool is shared: their calls are serialised, also on several streams.
     """
 
-    def __init__(self, function: Function, x: Any, stream: torch.cuda.Stream, shared: CudaGraph | None) -> None:
+    def __init__(self, function: Function, x: Any, shared: CudaGraph | None) -> None:
+        device: torch.device = _pytree.tree_leaves(x)[0].device
         self._last: Any = torch.cuda.Event() if shared is None else shared._last
+        # by default torch captures on a stream of the device of the first capture in the process: graphs of other
+        # devices would be empty
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device) if shared is None else shared._stream
+        stream = self._stream
         self._input = input_buffer(x)
         fill(self._input, x)
-        with _CAPTURE, torch.cuda.device(_device_of(x)):
+        with _CAPTURE, torch.cuda.device(device):
             now = torch.cuda.current_stream()
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
@@ -145,7 +147,7 @@ class CudaGraph:
 
     def __call__(self, x: Any) -> Any:
         """Return the outputs for tensors of these shapes, in memory of the caller."""
-        stream = torch.cuda.current_stream(_device_of(x))
+        stream = torch.cuda.current_stream(self._stream.device)
         stream.wait_event(self._last)
         fill(self._input, x)
         self._graph.replay()
@@ -169,9 +171,9 @@ class CudaGraphCache:
         self.record = record
         self.max_graphs = max_graphs
         self._graphs: OrderedDict[Any, Function] = OrderedDict()
-        self._used_once: OrderedDict[Any, None] = OrderedDict()
+        self._used_once: set[Any] = set()
         # the graphs share one input buffer a shape
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -194,14 +196,14 @@ class CudaGraphCache:
                 if graph is not None:
                     return graph(x)
             else:
-                self._used_once[key] = None
-                while len(self._used_once) > MAX_SHAPES:
-                    self._used_once.popitem(last=False)
+                if len(self._used_once) == MAX_SHAPES:
+                    self._used_once.clear()
+                self._used_once.add(key)
         return self.function(x)
 
     def _record(self, key: Any, x: Any) -> Function | None:
         """Record the function for the shapes of tensors; None if the memory does not suffice."""
-        del self._used_once[key]
+        self._used_once.remove(key)
         while len(self._graphs) >= self.max_graphs:
             self._graphs.popitem(last=False)
         try:
@@ -211,41 +213,26 @@ class CudaGraphCache:
             if not lacks_memory(error):
                 raise
         # after the handler: the error keeps the tensors of the function alive
-        self._drop()
+        self.clear()
         return None
 
-    def clear(self) -> bool:
-        """Drop all graphs to free memory; return whether there were any."""
+    def clear(self) -> None:
+        """Drop all graphs to free memory."""
         with self._lock:
-            return self._drop()
-
-    def _drop(self) -> bool:
-        dropped = bool(self._graphs)
-        self._graphs.clear()
-        self._used_once.clear()
-        free_memory()
-        return dropped
+            self._graphs.clear()
+            self._used_once.clear()
+            free_memory()
 
 
 def cuda_graph_cache(function: Function, max_graphs: int = MAX_GRAPHS) -> CudaGraphCache:
-    """Return a cache of CUDA graphs that share their memory."""
-    # by default torch captures on a stream of the device of the first capture in the process: graphs of other devices
-    # would be empty
-    stream_of = functools.cache(torch.cuda.Stream)
-    # a pool that no graph uses any more may be freed
-    graphs: WeakSet[CudaGraph] = WeakSet()
+    """Return a cache of CUDA graphs on one device, which share their memory."""
 
     def record(function: Function, x: Any) -> CudaGraph:
-        graph = CudaGraph(function, x, stream_of(_device_of(x)), next(iter(graphs), None))
-        graphs.add(graph)
-        return graph
+        # a pool that no graph uses any more may be freed
+        return CudaGraph(function, x, next(iter(cache._graphs.values()), None))  # type: ignore[arg-type]
 
-    return CudaGraphCache(function, record, max_graphs)
-
-
-def _device_of(x: Any) -> torch.device:
-    device: torch.device = _pytree.tree_leaves(x)[0].device
-    return device
+    cache = CudaGraphCache(function, record, max_graphs)
+    return cache
 
 
 def copy_tensors(outputs: Any) -> Any:

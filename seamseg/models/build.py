@@ -26,7 +26,7 @@ from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_options import NetworkOptions
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.semantic import SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.ops.winograd import use_winograd
@@ -165,9 +165,6 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
 def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:
     """Build the backbone of `[body]`; InputError if body_params or num_frozen do not fit it."""
     body = config.body
-    for name in ("checkpoint", "keep_outputs"):
-        if name in body.body_params:
-            raise InputError(f"[body] body_params: {name} is no argument of the configuration")
     synchronise = body.normalization_mode.startswith("syncbn")
     checkpoint = config.general.checkpoint_body
     context = BodyContext(norm, body.body, body.body_params, checkpoint, keep_outputs, synchronise)
@@ -175,7 +172,7 @@ def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True
     with _device_of(component):
         try:
             backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             # timm errors do not name the network
             name = f"{body.body}: " if body.body != component.name else ""
             raise InputError(f"[body] body_params: {name}{error}") from error
@@ -200,12 +197,7 @@ def _check_body(backbone: object, config: Config, component: Component) -> None:
         raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
     if config.general.checkpoint_body:
         raise InputError(f"[general] checkpoint_body: {component.name} does not support it")
-    strides, channels = dict(backbone.strides), backbone.out_channels
-    if list(strides.values()) != sorted(strides.values()):
-        raise InputError(f"{where}: strides must be in the order of the maps, finest first, got {strides}")
-    if channels.keys() != strides.keys():
-        raise InputError(f"{where}: out_channels names {[*channels]}, strides names {[*strides]}")
-    largest = max(64, *strides.values())
+    largest = max(64, *backbone.strides.values())
     # images have any size: one side is less than a multiple of the strides, one more
     height, width = 3 * largest - 1, 4 * largest + 1
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
@@ -218,15 +210,14 @@ def _check_body(backbone: object, config: Config, component: Component) -> None:
         backbone.train()
         if not isinstance(found, dict):
             raise TypeError(f"forward() must return a dict of maps, returned {type(found).__name__}")
-        shapes = {name: tuple(found[name].shape[1:]) for name in strides}
-    for name, stride in strides.items():
-        shape = (channels[name], -(-height // stride), -(-width // stride))
-        if shapes[name] != shape:
-            made, declared = (" x ".join(map(str, one)) for one in (shapes[name], shape))
-            raise InputError(
-                f"{where}: {name} of an image of 3 x {height} x {width} is {made}, its channels and "
-                f"stride, rounded up, declare {declared}"
-            )
+        shapes = {name: tuple(found[name].shape[1:]) for name in backbone.strides}
+    channels, strides = backbone.out_channels, backbone.strides.items()
+    declared = {name: (channels.get(name), -(-height // stride), -(-width // stride)) for name, stride in strides}
+    if shapes != declared:
+        raise InputError(
+            f"{where}: the maps of an image of 3 x {height} x {width} are {shapes}, their channels and strides, "
+            f"rounded up, declare {declared}"
+        )
 
 
 def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:

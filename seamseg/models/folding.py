@@ -10,33 +10,24 @@ happens in float64.
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone
-from seamseg.models.backbones.densenet import DenseModule, Transition
+from seamseg.models.backbones.densenet import Transition
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.resnet import ResidualBlock
-from seamseg.models.folded import (
-    ChannelwiseActivation,
-    FoldedBlock,
-    FoldedBoxBranch,
-    FoldedDeepLab,
-    FoldedDeeplabV3,
-    FoldedDenseModule,
-    FoldedRPNHead,
-    FoldedSemanticHead,
-    FoldedUpsampling,
-)
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
-from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
+from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.models.network import Network, copied
+from seamseg.ops.activation import activate_
 from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import (
     ABN,
@@ -46,7 +37,6 @@ from seamseg.ops.norm import (
     NormSequential,
     has_hooks,
     is_plain,
-    is_pointwise,
     is_tiling,
 )
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
@@ -57,6 +47,57 @@ _SEQUENCES = (nn.Sequential, NormSequential, Transition)
 
 Net = TypeVar("Net", bound=Network)
 Module = TypeVar("Module", bound=nn.Module)
+
+
+class Activation(nn.Module):
+    """What remains of a norm whose scale and offset are in the layers before it, computed in place."""
+
+    def __init__(self, activation: str, activation_param: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `act(x)` in the memory of `x`."""
+        return activate_(x, self.activation, self.activation_param)
+
+
+class ChannelwiseActivation(Activation):
+    """A norm at inference that no convolution precedes: `act(x * scale + offset)` with scale and offset `C`."""
+
+    def __init__(self, scale: Tensor, offset: Tensor, activation: str, activation_param: float) -> None:
+        super().__init__(activation, activation_param)
+        self.scale = nn.Parameter(scale.view(1, -1, 1, 1), requires_grad=False)
+        self.offset = nn.Parameter(offset.view(1, -1, 1, 1), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `N x C x ...` to the same shape, a new tensor."""
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        return super().forward(torch.addcmul(self.offset.view(shape), x, self.scale.view(shape)))
+
+
+class FoldedBlock(nn.Module):
+    """A residual block: its last convolution adds the shortcut, and has the activation that follows the sum, if any.
+
+    The shortcut is the input without a `projection`. `first` is the norm of a block that begins with one.
+    """
+
+    def __init__(
+        self, convs: Sequence[FusedConv2d], projection: FusedConv2d | None, first: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.convs = nn.ModuleList(convs)
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute what a `ResidualBlock` or `PreActivationBlock` of :mod:`seamseg.models.backbones` does."""
+        y = x if self.first is None else self.first(x)
+        shortcut = x if self.projection is None else self.projection(y)
+        for conv in list(self.convs)[:-1]:
+            y = conv(y)
+        out: Tensor = self.convs[-1](y, shortcut)
+        return out
 
 
 def fold_abn(net: Net) -> Net:
@@ -71,27 +112,8 @@ def fold_abn(net: Net) -> Net:
 def fold_layers(net: Module) -> Module:
     """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
     folded = copied(net).eval().requires_grad_(False)
-    kept = {part for module in folded.modules() if _is_foreign(module) for part in module.modules()}
-    for parent in [module for module in folded.modules() if module not in kept]:
-        for name, child in list(parent._modules.items()):
-            fold = None if child in kept else _FOLDS.get(type(child))
-            made = None if fold is None else fold(child)
-            if made is not None:
-                setattr(parent, name, made)
-    rest = [module for module in folded.modules() if module not in kept]
-    sequences = [module for module in rest if type(module) in _SEQUENCES]
-    for sequence in sequences:
-        _fold_pairs(sequence)
-    for module in (*sequences, *(module for module in rest if isinstance(module, Backbone))):
-        for name, child in list(module._modules.items()):
-            if (norm := _channelwise(child)) is not None:
-                setattr(module, name, norm)
+    _fold(folded)
     return folded
-
-
-def _is_foreign(module: nn.Module) -> bool:
-    """Return whether a module may do what the package does not know: it is of another one, or has hooks."""
-    return type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module)
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
@@ -105,16 +127,12 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
         return net.to(device).eval()
     folded = fold_abn(net).to(device=device, dtype=dtype)
     if device.type == "cpu" and dtype == torch.float32:
-        _use_winograd(folded)
+        # the 3x3 convolutions take most of the time: they have hundreds of channels
+        for path, parent in list(folded.named_modules()):
+            for name, child in list(parent.named_children()):
+                if is_suitable(child):
+                    setattr(parent, name, WinogradConv2d(child, regions=path.startswith("roi_head")))
     return folded
-
-
-def _use_winograd(net: nn.Module) -> None:
-    """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
-    for path, parent in list(net.named_modules()):
-        for name, child in list(parent.named_children()):
-            if is_suitable(child):
-                setattr(parent, name, WinogradConv2d(child, regions=path.startswith("roi_head")))
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:
@@ -127,6 +145,25 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision == "fp16" and device.type != "cuda":
         raise InputError(f"`precision=fp16` needs a GPU, the device is {device}: choose bf16 or fp32")
     return compute_dtype(precision, device)
+
+
+def _fold(module: nn.Module) -> None:
+    """Fold the norms below a module in place, unless it may do what the package does not know."""
+    if type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module):
+        return
+    if isinstance(module, ROIHead) and is_plain(module.fc, NormSequential):
+        _fold_pairs(module.fc, nn.Linear)
+    for name, child in module._modules.items():
+        fold = _FOLDS.get(type(child))
+        if child is not None and fold is not None and all(map(_is_known, child.modules())):
+            module._modules[name] = fold(child)
+        elif child is not None:
+            _fold(child)
+    if type(module) in _SEQUENCES:
+        _fold_pairs(module, nn.Conv2d)
+    if type(module) in _SEQUENCES or isinstance(module, Backbone):
+        for name, child in module._modules.items():
+            module._modules[name] = _channelwise(child) or child
 
 
 class _Affine(NamedTuple):
@@ -170,17 +207,9 @@ def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
     return "weight" in layer._parameters and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
-def _are_whole(*layers: nn.Module) -> bool:
-    """Return whether layers are convolutions without groups, which can be cut by input channels."""
-    return all(_is_convolution(layer) and layer.groups == 1 for layer in layers)
-
-
-def _fuse(conv: object, norm: object) -> FusedConv2d | None:
-    """Fuse convolution, norm and activation into one layer."""
-    affine = _affine(norm)
-    if affine is None or not _is_convolution(conv):
-        return None
-    return FusedConv2d(*_scaled(conv.weight, conv.bias, affine), conv, *affine.activation)
+def _is_known(layer: nn.Module) -> bool:
+    """Return whether a part of a block or head is of the classes that its fold expects."""
+    return _is_convolution(layer) or _affine(layer) is not None or is_plain(layer, *_FOLDS, *_CONTAINERS)
 
 
 def _scaled(weight: Tensor, bias: Tensor | None, affine: _Affine, axis: int = 0) -> tuple[Tensor, Tensor]:
@@ -191,175 +220,93 @@ def _scaled(weight: Tensor, bias: Tensor | None, affine: _Affine, axis: int = 0)
     return wide.to(weight.dtype), total.to(weight.dtype)
 
 
-def _plain(conv: nn.Conv2d, columns: slice = slice(None), bias: bool = True) -> FusedConv2d:
-    """Return a convolution, or its part for some input channels, as a fused layer without activation."""
-    weight = conv.weight[:, columns]
-    zeros = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
-    return FusedConv2d(weight, conv.bias if bias and conv.bias is not None else zeros, conv)
+def _fuse(conv: Any, norm: object = None) -> FusedConv2d:
+    """Return a convolution with the norm after it, if any, as one layer."""
+    affine = _affine(norm)
+    if affine is not None:
+        return FusedConv2d(*_scaled(conv.weight, conv.bias, affine), conv, *affine.activation)
+    return FusedConv2d(conv.weight, torch.zeros_like(conv.weight[:, 0, 0, 0]) if conv.bias is None else conv.bias, conv)
 
 
-def _fold_pairs(sequence: nn.Module, rows: bool = False) -> None:
-    """Fold each norm of a sequence into the layer before it; the names of the layers stay.
+def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
+    """Fold each norm of a sequence into the layer of a kind before it; the names of the layers stay.
 
-    `rows`: also after linear layers, whose input is `K x I`: with more dimensions, the norm's channels are not theirs.
+    Into linear layers only where their input is known as `K x I`: with more dimensions, the norm's channels are not
+    theirs.
     """
     # with layers that occur twice
     for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
         affine = _affine(norm)
         if affine is None:
             continue
-        made: nn.Module | None = _fuse(layer, norm)
-        if rows and is_plain(layer, nn.Linear):
-            made = FusedLinear(*_scaled(layer.weight, layer.bias, affine), *affine.activation)
-        elif is_tiling(layer):
-            made = FoldedUpsampling(*_scaled(layer.weight, layer.bias, affine, axis=1), *affine.activation)
-        if made is not None:
-            setattr(sequence, name, made)
-            setattr(sequence, norm_name, nn.Identity())
+        made: nn.Module = nn.Identity()
+        if kind is nn.Conv2d and _is_convolution(layer):
+            sequence._modules[name] = _fuse(layer, norm)
+        elif kind is nn.Conv2d and is_tiling(layer):
+            folded, made = copy.deepcopy(layer), Activation(*affine.activation)
+            weight, bias = _scaled(layer.weight, layer.bias, affine, axis=1)
+            folded.weight, folded.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
+            sequence._modules[name] = folded
+        elif kind is nn.Linear and is_plain(layer, nn.Linear):
+            sequence._modules[name] = FusedLinear(*_scaled(layer.weight, layer.bias, affine), *affine.activation)
+        else:
+            continue
+        sequence._modules[norm_name] = made
 
 
-def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
-    layers = _without_dropout(block.convs)
-    convs = [_fuse(conv, norm) for conv, norm in zip(layers[::2], layers[1::2])]
-    projection = _fuse(block.proj_conv, block.proj_bn) if block.has_projection else None
-    made = [conv for conv in convs if conv is not None]
-    if not made or 2 * len(made) < len(layers) or (block.has_projection and projection is None):
-        return None
-    made[-1].activation, made[-1].activation_param = block.activation, block.activation_param
-    return FoldedBlock(made, projection)
+def _fold_block(block: ResidualBlock | PreActivationBlock) -> FoldedBlock:
+    layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
+    convs = [_fuse(conv, norm) for conv, norm in zip(layers, [*layers[1:], None]) if _is_convolution(conv)]
+    if isinstance(block, PreActivationBlock):
+        # a norm is folded into the convolution before it; the first one follows a sum
+        return FoldedBlock(convs, _fuse(block.proj_conv) if block.has_projection else None, _channelwise(block.bn1))
+    convs[-1].activation, convs[-1].activation_param = block.activation, block.activation_param
+    return FoldedBlock(convs, _fuse(block.proj_conv, block.proj_bn) if block.has_projection else None)
 
 
-def _fold_preactivation(block: PreActivationBlock) -> FoldedBlock | None:
-    # a norm is folded into the convolution before it; the first one follows a sum
-    first = _channelwise(block.bn1)
-    layers = _without_dropout(block.convs)
-    convs = [_fuse(conv, norm) for conv, norm in zip(layers[::2], layers[1::2])]
-    made = [conv for conv in convs if conv is not None]
-    plain = [*layers[-1:], block.proj_conv] if block.has_projection else layers[-1:]
-    if first is None or 2 * len(made) + 1 != len(layers) or not all(map(_is_convolution, plain)):
-        return None
-    last, *projection = [_plain(conv) for conv in plain]  # type: ignore[arg-type]
-    return FoldedBlock([*made, last], projection[0] if projection else None, first)
+def _fold_parallel(convs: Sequence[Any], norm: nn.Module) -> tuple[list[FusedConv2d], Activation]:
+    """Fold the norm of concatenated maps into their convolutions, all of one width; the activation stays."""
+    affine = _affine(norm)
+    assert affine is not None
+    made = []
+    for conv, scale, offset in zip(convs, affine.scale.chunk(len(convs)), affine.offset.chunk(len(convs))):
+        part = affine._replace(scale=scale, offset=offset)
+        made.append(FusedConv2d(*_scaled(conv.weight, conv.bias, part), conv))
+    return made, Activation(*affine.activation)
 
 
-def _without_dropout(layers: nn.Module) -> list[nn.Module]:
-    """Return the layers of a sequence but those that do nothing at inference; none for a sequence of another class."""
-    if not is_plain(layers, NormSequential):
-        return []
-    return [layer for layer in layers._modules.values() if layer is not None and not is_plain(layer, nn.Dropout2d)]
+def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
+    # an affine map commutes with the average of the last branch and its padding
+    convs, module.bn1 = _fold_parallel((module.conv1_3x3, module.conv1_dil, module.conv1_glb), module.bn1)
+    module.conv1_3x3, module.conv1_dil, module.conv1_glb = convs  # type: ignore[assignment]
+    module.conv2, module.bn2 = _fuse(module.conv2, module.bn2), nn.Identity()  # type: ignore[assignment]
+    return module
 
 
-def _fold_dense(module: DenseModule) -> FoldedDenseModule | None:
-    layers = [[*one.children(), *two.children()] for one, two in zip(module.convs1, module.convs3)]
-    if any(len(layer) != 4 or not _is_convolution(layer[3]) for layer in layers):
-        return None
-    norms = [_channelwise(layer[0]) for layer in layers]
-    first = [_fuse(layer[1], layer[2]) for layer in layers]
-    second = [_plain(layer[3]) for layer in layers]  # type: ignore[arg-type]
-    if any(layer is None for layer in (*norms, *first)):
-        return None
-    return FoldedDenseModule(norms, first, second)  # type: ignore[arg-type]
+def _fold_deeplab_v3(head: DeeplabV3) -> DeeplabV3:
+    convs, head.map_bn = _fold_parallel(list(head.map_convs), head.map_bn)
+    head.map_convs = nn.ModuleList(convs)
+    (context,), head.global_pooling_bn = _fold_parallel([head.global_pooling_conv], head.global_pooling_bn)
+    (reduced,), _ = _fold_parallel([head.red_conv], head.red_bn)
+    (pooled,), head.red_bn = _fold_parallel([head.pool_red_conv], head.red_bn)
+    # the offset is that of the sum
+    pooled.bias.zero_()
+    head.global_pooling_conv, head.red_conv, head.pool_red_conv = context, reduced, pooled  # type: ignore[assignment]
+    return head
 
 
-def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
-    levels = [_fold_deeplab(module) for module in head.output if is_plain(module, MiniDeepLab)]
-    made = [level for level in levels if level is not None]
-    if len(made) != head.num_levels or len(head.output) != len(made) or not is_pointwise(head.conv_sem):
-        return None
-    width = head.conv_sem.in_channels // head.num_levels
-    cuts = [slice(i * width, (i + 1) * width) for i in range(head.num_levels)]
-    classifiers = [_plain(head.conv_sem, cut, bias=i == 0) for i, cut in enumerate(cuts)]
-    return FoldedSemanticHead(made, classifiers, head.min_level)
+def _fold_rpn(head: RPNHead) -> RPNHead:
+    head.conv1, head.bn1 = _fuse(head.conv1, head.bn1), nn.Identity()  # type: ignore[assignment]
+    return head
 
 
-def _branches(convolutions: Iterable[Any], norm: _Affine) -> list[FusedConv2d]:
-    """Fuse convolutions with the norm of their concatenated maps, all of one width."""
-    made, start = [], 0
-    for conv in convolutions:
-        channels = slice(start, start + conv.out_channels)
-        part = norm._replace(scale=norm.scale[channels], offset=norm.offset[channels])
-        made.append(FusedConv2d(*_scaled(conv.weight, conv.bias, part), conv, *norm.activation))
-        start += conv.out_channels
-    return made
+_CONTAINERS = (NormSequential, nn.ModuleList, nn.Dropout2d)
 
-
-def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
-    first, last = _affine(module.bn1), _fuse(module.conv2, module.bn2)
-    convolutions = (module.conv1_3x3, module.conv1_dil, module.conv1_glb)
-    if first is None or last is None or not _are_whole(*convolutions, module.conv2):
-        return None
-    local, wide, context = _branches(convolutions, first)
-    # its activation comes after the average
-    context.activation = "identity"
-    parts = torch.split(last.weight, module.conv1_3x3.out_channels, dim=1)
-    zeros = torch.zeros_like(last.bias)
-    joins = [
-        FusedConv2d(parts[2], zeros, module.conv2),
-        FusedConv2d(parts[0], zeros, module.conv2),
-        FusedConv2d(parts[1], last.bias, module.conv2, last.activation, last.activation_param),
-    ]
-    return FoldedDeepLab(local, wide, context, joins, module.pooling_size, first.activation)
-
-
-def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3 | None:
-    first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
-    others = (head.global_pooling_conv, head.red_conv, head.pool_red_conv)
-    if first is None or pooled is None or last is None or not _are_whole(*head.map_convs, *others):
-        return None
-    # the activation comes after the average
-    context = FusedConv2d(*_scaled(head.global_pooling_conv.weight, None, pooled), head.global_pooling_conv)
-    reduce_context, offset = _scaled(head.pool_red_conv.weight, None, last)
-    reduced, _ = _scaled(head.red_conv.weight, None, last)
-    # the offset is that of the sum: it is added once, by the context
-    zeros = torch.zeros_like(offset)
-    joins = [FusedConv2d(part, zeros, head.red_conv) for part in torch.split(reduced, head.hidden_channels, dim=1)]
-    joins[-1].activation, joins[-1].activation_param = last.activation
-    return FoldedDeeplabV3(
-        _branches(head.map_convs, first),
-        joins,
-        context,
-        FusedConv2d(reduce_context, offset, head.pool_red_conv),
-        head.pooling_size,
-        pooled.activation,
-    )
-
-
-def _fold_rpn(head: RPNHead) -> FoldedRPNHead | None:
-    hidden = _fuse(head.conv1, head.bn1)
-    outputs = (head.conv_obj, head.conv_bbx)
-    if hidden is None or not all(is_pointwise(conv) and conv.bias is not None for conv in outputs):
-        return None
-    weight = torch.cat((head.conv_obj.weight, head.conv_bbx.weight))
-    bias = torch.cat([conv.bias for conv in outputs if conv.bias is not None])
-    return FoldedRPNHead(hidden, FusedConv2d(weight, bias, head.conv_obj), head.conv_obj.out_channels)
-
-
-def _fold_roi_head(head: ROIHead) -> None:
-    """Fold the box branch in place; the mask branch is folded as a sequence."""
-    if is_plain(head.fc, NormSequential):
-        _fold_pairs(head.fc, rows=True)
-    layers = list(head.fc.children())
-    if [type(layer) for layer in layers] == [FusedLinear, nn.Identity] * 2:
-        first, second = layers[0], layers[2]
-        assert isinstance(first, FusedLinear) and isinstance(second, FusedLinear)
-        outputs = first.weight.shape[0]
-        h, w = (side // 2 for side in head.roi_size)
-        weight = first.weight.view(outputs, -1, h, w).permute(0, 2, 3, 1).reshape(outputs, -1)
-        first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-        head.fc = FoldedBoxBranch(first, second)  # type: ignore[assignment]
-    for name in ("roi_cls", "roi_bbx"):
-        layer = head.get_submodule(name)
-        if is_plain(layer, nn.Linear) and layer.bias is not None:
-            setattr(head, name, FusedLinear(layer.weight, layer.bias))
-
-
-_FOLDS: dict[type, Callable[[Any], nn.Module | None]] = {
+_FOLDS: dict[type, Callable[[Any], nn.Module]] = {
     ResidualBlock: _fold_block,
-    PreActivationBlock: _fold_preactivation,
-    DenseModule: _fold_dense,
-    SemanticHead: _fold_semantic,
+    PreActivationBlock: _fold_block,
+    MiniDeepLab: _fold_deeplab,
     DeeplabV3: _fold_deeplab_v3,
     RPNHead: _fold_rpn,
-    ROIHead: _fold_roi_head,
 }
-"""Functions that return the folded form of a module; None if it stays, or was changed in place."""
+"""Functions that return the folded form of a module."""

@@ -13,8 +13,7 @@ from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, hea
 from seamseg.models.heads.roi import ROIHead, ROIOutputs, leading_rows
 from seamseg.models.heads.rpn import RPNOutputs, rpn_losses
 from seamseg.models.network import Losses, mark_sizes_dynamic
-from seamseg.models.panoptic_inference import PanopticInference
-from seamseg.models.panoptic_options import DenseOutputs, NetworkOptions
+from seamseg.models.panoptic_inference import DenseOutputs, NetworkOptions, PanopticInference
 from seamseg.structures import Batch, Features, PackedSequence, Things
 
 

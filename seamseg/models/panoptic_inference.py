@@ -1,38 +1,35 @@
-"""Predictions of a panoptic network: detections, masks and the class map of images."""
+"""Predictions of a panoptic network: detections, masks and the class map of images; its settings and anchors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from seamseg.config.sections import Roi
+from seamseg.config import Config
+from seamseg.config.sections import Roi, Rpn
 from seamseg.maps.predictions import Prediction
-from seamseg.models.folded import FoldedUpsampling
 from seamseg.models.heads.custom import predicted_maps
-from seamseg.models.heads.roi import ROIHead
-from seamseg.models.heads.rpn import Limits, RPNOutputs
+from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead
+from seamseg.models.heads.rpn import AnchorMatcher, Limits, ProposalGenerator, RPNOutputs
 from seamseg.models.heads.select import best_scores
-from seamseg.models.network import Network, PaddedPredictions
+from seamseg.models.heads.semantic import SemanticLoss
+from seamseg.models.network import BatchOptions, Network, PaddedPredictions
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.nms import nms_fixed
-from seamseg.ops.norm import is_pointwise, run_layers
+from seamseg.ops.norm import is_pointwise
 from seamseg.ops.upsample import upsample_argmax
-from seamseg.structures import Features, PackedSequence
-
-if TYPE_CHECKING:
-    from seamseg.models.panoptic_options import NetworkOptions
+from seamseg.structures import Features, PackedSequence, upload
 
 CANDIDATES = 4096
 """Scored boxes of an image that NMS chooses from where the host does not read how many are usable."""
 _ROI_CHUNK = 256
 """Regions that the ROI head processes together on a CPU; bounds its memory. A GPU processes all at once."""
-
-Detections: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Boxes `D x 4`, classes `D` and scores `D` of an image."""
 
 
 class PanopticInference(Network):
@@ -63,7 +60,13 @@ class PanopticInference(Network):
         """Return the predictions of :meth:`predict` without class maps."""
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
         proposals = self.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, training=False)
-        detections = scoring_above(least_score, self.detect(features, proposals))
+        scored = self.score_proposals(features, proposals, features.valid_sizes)
+        detections = [self.options.selector(*image) for image in scored]
+        kept = [scores > least_score for _, _, scores in detections]
+        # kernels may round the mask of a single region otherwise than that of the same region among others
+        if least_score > 0 and int(torch.cat(kept).sum()) != 1:
+            pairs = zip(kept, detections)
+            detections = [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in pairs]
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
         maps = predicted_maps(self.custom_heads, features)
         rows = zip(detections, masks, features.valid_sizes, maps)
@@ -96,11 +99,6 @@ class PanopticInference(Network):
     def classify(self, features: Features) -> Tensor | None:
         """Return semantic logits at the finest level's size; None without a semantic head."""
         raise NotImplementedError
-
-    def detect(self, features: Features, proposals: PackedSequence) -> list[Detections]:
-        """Return the detections of each image, from its proposals."""
-        scored = self.score_proposals(features, proposals, features.valid_sizes)
-        return [self.options.selector(boxes, scores) for boxes, scores in scored]
 
     def score_proposals(
         self, features: Features, proposals: PackedSequence, sizes: Limits
@@ -159,24 +157,8 @@ def masks_of(head: ROIHead, x: Tensor, classes: Tensor) -> Tensor:
         return masks.gather(1, classes[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
     # without the logits of the other classes
     weight, bias = head.roi_msk.weight.flatten(1)[classes], head.roi_msk.bias
-    *layers, enlarge, norm = head.conv
-    x = run_layers(layers, x)
-    if type(enlarge) is FoldedUpsampling:
-        logits = enlarge.project(x, weight)
-    else:
-        logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
+    logits = torch.einsum("kchw,kc->khw", head.conv(x), weight)
     return logits if bias is None else logits + bias[classes, None, None]
-
-
-def scoring_above(least_score: float, detections: list[Detections]) -> list[Detections]:
-    """Leave out detections that do not score above, as far as no bit of the masks of the others changes."""
-    if least_score <= 0:
-        return detections
-    kept = [torch.nonzero(scores > least_score).squeeze(1) for _, _, scores in detections]
-    # kernels may round the mask of a single region otherwise than that of the same region among others
-    if sum(rows.shape[0] for rows in kept) == 1:
-        return detections
-    return [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in zip(kept, detections)]
 
 
 @dataclass(frozen=True)
@@ -242,3 +224,109 @@ class DetectionSelector:
         """Return which boxes `... x 4` may be detections: not empty, and with a score above the threshold."""
         not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
         return (scores > self.config.score_threshold) & not_empty
+
+
+@dataclass(frozen=True)
+class AnchorGenerator:
+    """All anchors of levels of the pyramid with these strides, in pixels (docs/contract.md, section 4 "Anchors")."""
+
+    config: Rpn
+    level_strides: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance of the anchors of each level in pixels."""
+        return tuple(stride * self.config.stride for stride in self.level_strides)
+
+    def cell_anchors(self, stride: int) -> Tensor:
+        """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
+        rows = []
+        for ratio in self.config.anchor_ratios:
+            height = stride * self.config.anchor_scale * math.sqrt(ratio)
+            width = stride * self.config.anchor_scale * math.sqrt(1 / ratio)
+            centre = stride / 2
+            rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    @lru_cache(maxsize=16)  # noqa: B019 (generators are few, and equal ones share their anchors)
+    def __call__(self, shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+        """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
+        # cached for later calls, which may be outside of inference mode
+        with torch.inference_mode(False):
+            # rounded to float32 before they are shifted
+            cells = [upload(self.cell_anchors(stride).float(), device) for stride in self.strides]
+            levels = zip(self.strides, shapes, cells, strict=True)
+            return torch.cat([self.level_anchors(*level) for level in levels])
+
+    def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+        """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
+        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
+        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
+        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
+        return (shift[:, :, None, :] + cell).reshape(-1, 4)
+
+
+class DenseOutputs(NamedTuple):
+    """Outputs of :meth:`seamseg.models.panoptic.PanopticNet.dense` for a padded batch.
+
+    levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
+    the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
+    """
+
+    levels: list[Tensor]
+    obj_logits: Tensor
+    bbx_logits: Tensor
+    shapes: list[tuple[int, int]]
+    semantic_logits: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(BatchOptions):
+    """Settings of a :class:`seamseg.models.panoptic.PanopticNet`: anchors, samplers, thresholds.
+
+    Parameters
+    ----------
+    num_stuff : stuff classes, which come before the things
+    anchors : anchors, and the levels of the pyramid they live on
+    proposals : makes proposals from the outputs of the RPN head
+    anchor_matcher, matcher : sample anchors and proposals for training
+    semantic_loss : the loss of the semantic head
+    rois : extracts the features of regions
+    selector : selects detections among the scored boxes
+    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
+    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
+    run_dense : runs :meth:`seamseg.models.panoptic.PanopticNet.dense` at inference, for example compiled, with outputs
+        that the caller owns; None runs body and heads in turn
+    """
+
+    num_stuff: int
+    anchors: AnchorGenerator
+    proposals: ProposalGenerator
+    anchor_matcher: AnchorMatcher
+    matcher: ProposalMatcher
+    semantic_loss: SemanticLoss
+    rois: ROIExtractor
+    selector: DetectionSelector
+    crowd_boxes: bool = False
+    run_dense: Callable[[Tensor], DenseOutputs] | None = None
+
+    @staticmethod
+    def of(config: Config, num_stuff: int) -> NetworkOptions:
+        """Return the options of a configuration, for a data set with this number of stuff classes."""
+        rpn, roi = config.rpn, config.roi
+        if num_stuff == 0:
+            # nothing else says where a mask ends
+            roi = replace(roi, void_is_background=True)
+        levels = slice(rpn.fpn_min_level, rpn.fpn_min_level + rpn.fpn_levels)
+        return NetworkOptions(
+            num_stuff=num_stuff,
+            anchors=AnchorGenerator(rpn, config.fpn.out_strides[levels]),
+            proposals=ProposalGenerator(rpn),
+            anchor_matcher=AnchorMatcher(rpn, roi.fixed_samples),
+            matcher=ProposalMatcher(roi),
+            semantic_loss=SemanticLoss(config),
+            rois=ROIExtractor(roi),
+            selector=DetectionSelector(roi),
+            channels_last=config.general.channels_last,
+            crowd_boxes=not config.parts_of_kind.has_masks,
+        )

@@ -91,16 +91,14 @@ class FusedConv2d(_Fused):
         self.dilation: list[int] = list(like.dilation)
         self.groups: int = like.groups
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map `N x I x H x W` to `N x O x h x w`, a new tensor.
 
-        The residual, of the shape of the result, is added before the activation. A layer that is shared by several
-        levels of the pyramid keeps a packed weight for each `level`: the layout of oneDNN depends on the size of the
-        map, and a weight in another layout is copied at every call.
+        The residual, of the shape of the result, is added before the activation.
         """
         # torch 2.11 cannot add to a map of one pixel
         if _usable("convolution", x, self.weight) and (residual is None or residual.shape[2:].numel() > 1):
-            y = _attempt("convolution", lambda: self._one_pass(x, residual, level))
+            y = _attempt("convolution", lambda: self._one_pass(x, residual))
             if y is not None:
                 return y
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -108,14 +106,14 @@ class FusedConv2d(_Fused):
             y = y.add_(residual)
         return self._activate(y)
 
-    def _one_pass(self, x: Tensor, residual: Tensor | None, level: int) -> Tensor:
+    def _one_pass(self, x: Tensor, residual: Tensor | None) -> Tensor:
         op = torch.ops.mkldnn
         packs = self._packs()
-        if level not in packs:
-            packs[level] = op._reorder_convolution_weight(
+        if 0 not in packs:
+            packs[0] = op._reorder_convolution_weight(
                 self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
             )
-        settings = (packs[level], self.bias, self.padding, self.stride, self.dilation, self.groups)
+        settings = (packs[0], self.bias, self.padding, self.stride, self.dilation, self.groups)
         if residual is not None:
             return self._activate(op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], ""))
         unary = self._unary()

@@ -87,7 +87,7 @@ class WinogradConv2d(FusedConv2d):
         super().__init__(conv.weight, conv.bias, conv, conv.activation, conv.activation_param)
         self.regions = regions
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map `N x I x H x W` to `N x O x H x W`, see :class:`FusedConv2d`."""
         count = _REGIONS if self.regions else x.shape[0]
         usable = x.dtype == torch.float32 and _usable("Winograd", x, self.weight)
@@ -95,7 +95,7 @@ class WinogradConv2d(FusedConv2d):
             y = _attempt("Winograd", lambda: self._winograd(x, residual))
             if y is not None:
                 return y
-        return super().forward(x, residual, level)
+        return super().forward(x, residual)
 
     def _kernel(self, rows: int) -> list[Tensor]:
         """Return the 36 transformed kernels, packed for a number of tiles."""

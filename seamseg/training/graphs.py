@@ -259,7 +259,7 @@ class TrainingGraphs(CudaGraphCache):
             finally:
                 # the batch of the warm-up counts when it is replayed
                 torch._foreach_copy_(buffers, saved)
-        self._drop()
+        self.clear()
         self.warn(_WITHOUT.format(self.runs, self.problem))
         return None
 

@@ -20,7 +20,6 @@ from seamseg.data.transforms import Normalise
 from seamseg.inference import acceleration
 from seamseg.inference.acceleration import (
     CompiledDense,
-    CudaGraph,
     CudaGraphCache,
     copy_tensors,
     cuda_graph_cache,
@@ -33,7 +32,7 @@ from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic_options import DenseOutputs
+from seamseg.models.panoptic_inference import DenseOutputs
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import SeamsegError
@@ -229,8 +228,8 @@ def test_graphs_are_recorded_at_the_second_use():
     assert len(graphs) == 0
     record.side_effect = CopyingGraph
     ask(graphs, 8, 8)
-    assert graphs.clear()
-    assert not graphs.clear()
+    assert len(graphs) == 1
+    graphs.clear()
     assert len(graphs) == 0
 
 
@@ -336,30 +335,6 @@ def test_a_compiler_error_at_the_first_image(dynamo):
             with torch.inference_mode(), pytest.raises(kind) as caught:
                 run(as_input(image((64, 96)))[None])
         assert re.fullmatch(f".*{message}", str(caught.value))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
-    """For several sizes in turns. It is compiled once, or twice if torch's max_pool2d tells sizes apart."""
-    device = torch.device("cuda")
-    net = network(precision, device)
-    function = CompiledDense(net, device) if compiled else net.dense
-    graphs = cuda_graph_cache(function, max_graphs=2)
-    with torch.inference_mode():
-        for turn in range(3):
-            given = []
-            for size in SIZES[:3]:
-                x = as_input(image(size, turn))[None].to(device, net.dtype, memory_format=torch.channels_last)
-                given.append((tensors(graphs(x)), tensors(function(x))))
-            for a, b in ((a, b) for found, wanted in given for a, b in zip(found, wanted)):
-                # a library may choose another algorithm
-                assert (a - b).abs().max() <= 0.02 * b.abs().max()
-    assert len(graphs) == 2
-    assert isinstance(next(iter(graphs._graphs.values())), CudaGraph)
-    assert capsys.readouterr().err.count("compiling the network") in ((1, 2) if compiled else (0,))
 
 
 @pytest.mark.gpu

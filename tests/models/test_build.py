@@ -10,7 +10,7 @@ from support.networks import ROOT, narrow_module, tiny_config, toy_batch
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.panoptic_options import NetworkOptions
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.ops.winograd import TrainedWinogradConv2d
 from seamseg.utils.errors import InputError
@@ -90,7 +90,6 @@ OTHER = {"mod2": 4, "mod3": 8, "mod4": 16, "mod9": 32}
             r"\[body\] out_channels: resnet18 gives {'mod1': 64, 'mod2': 64, .*}, not {",
         ),
         ("[body]\nnum_frozen = 6\n", r"\[body\] num_frozen: resnet50 has 5 modules, not 6"),
-        ("[body]\nbody_params = {'keep_outputs': False}\n", "body_params: keep_outputs is no argument"),
         (
             "[body]\nbody_params = {'dilation': [2, 1, 2, 4]}\n",
             r"\[fpn\] out_strides: resnet50 gives \(2, 4, 4, 4\), not \(4, 8, 16, 32\)",

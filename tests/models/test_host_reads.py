@@ -9,7 +9,6 @@ from support.networks import NARROW, tiny_config, toy_batch
 from seamseg.config import load_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
-from seamseg.ops.norm import InPlaceABN, NormSequential
 from seamseg.structures import PackedSequence
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
@@ -100,21 +99,6 @@ def test_a_prediction_of_fixed_sizes_reads_nothing():
     with HostReads() as reads:
         net.predict_padded(batch, sizes)
     assert reads.count == 0, reads
-
-
-def test_a_norm_is_seven_operators():
-    """One between the passes over the map in each direction; views of the weight carry its gradient."""
-    layers = NormSequential(torch.nn.Conv2d(3, 4, 1, bias=False), InPlaceABN(4))
-    x = torch.randn(2, 3, 5, 5, requires_grad=True)
-    with Launches() as launches:
-        y = layers(x)
-    forward = {"convolution", "abn_statistics", "abn_forward_channels", "abn_transform"}
-    assert launches.names == dict.fromkeys(forward, 1)
-    dy = torch.ones_like(y)
-    with Launches() as launches:
-        y.backward(dy)
-    backward = {"abn_backward_reduce", "abn_backward_channels", "abn_backward_input", "abn_scale_gradient"}
-    assert launches.names == dict.fromkeys({*backward, "convolution_backward"}, 1)
 
 
 @pytest.mark.slow

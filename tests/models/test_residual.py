@@ -64,11 +64,6 @@ def test_narrow_projections_are_subsampled_first(norm):
     assert_close(projection(x.double()), nn.functional.conv2d(x.double(), projection.weight, stride=2))
 
 
-def test_block_wants_two_or_three_convolutions():
-    with pytest.raises(ValueError, match="channels has 1 entries"):
-        ResidualBlock(4, (4,), ABN)
-
-
 # The feature pyramid against its definition
 
 

@@ -101,7 +101,7 @@ def _detections(net: PanopticNet, padded: Tensor, size: tuple[int, int]) -> dict
     features = Features(net.body(padded), (int(padded.shape[2]), int(padded.shape[3])), [size])
     anchors, obj_logits, bbx_logits = net.score_anchors(features)
     proposals = net.options.proposals(obj_logits, bbx_logits, anchors, [size], training=False)
-    boxes, classes, scores = net.detect(features, proposals)[0]
+    boxes, classes, scores = net.options.selector(*net.score_proposals(features, proposals, [size])[0])
     found = {"boxes": boxes, "classes": classes, "scores": scores, "count": torch.tensor(len(boxes))}
     mask, semantic = net.mask(features, [boxes], [classes])[0], net.segment(features)[0]
     if mask is not None:

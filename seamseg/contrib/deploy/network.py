@@ -23,7 +23,7 @@ from seamseg.models.custom_network import WholeNetwork
 from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_options import DenseOutputs
+from seamseg.models.panoptic_inference import DenseOutputs
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import clip_boxes
 from seamseg.ops.nms import nms_fixed

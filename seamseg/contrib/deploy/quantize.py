@@ -29,9 +29,9 @@ from seamseg.utils.files import write_atomically
 from seamseg.utils.progress import progress
 
 FLOAT_LAYERS = (
-    "rpn_head.scores.",
+    "rpn_head.conv_obj.",
+    "rpn_head.conv_bbx.",
     "roi_head.roi_",
-    "sem_head.classifiers.",
     "sem_head.conv_sem.",
     "net.cls.",
 )

@@ -82,8 +82,9 @@ def build_backbone(
     for key in params:
         if key not in known and key not in sizes:
             raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
-    if changed := {key: _size(name, key, params.pop(key), getattr(architecture, key)) for key in sizes & params.keys()}:
-        architecture = replace(architecture, **changed)
+    for key in sizes & params.keys():
+        value = params.pop(key)
+        architecture = replace(architecture, **{key: tuple(value) if isinstance(value, list) else value})
     network = kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
     network.name = name
     return network
@@ -97,25 +98,6 @@ def _configured(keys: Body, context: BodyContext) -> Backbone:
 
 for _name in BACKBONES:
     register("body", _name)(_configured)
-
-
-def _size(name: str, key: str, value: Any, default: Any) -> Any:
-    """Return a field of an architecture, checked against its default: a bool, a positive integer, or several."""
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}: {key} must be True or False, got {value!r}")
-        return value
-    several = isinstance(default, tuple)
-    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    integers = all(isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in values)
-    if not integers or several != isinstance(value, (list, tuple)):
-        what = "a list of positive integers" if several else "a positive integer"
-        raise ValueError(f"{name}: {key} must be {what}, got {value!r}")
-    if key == "blocks" and len(values) != len(default):
-        raise ValueError(
-            f"{name}: blocks has {len(values)} entries, give {len(default)} (mod2 to mod{len(default) + 1})"
-        )
-    return values if several else value
 
 
 _OWN = ("architecture", "blocks", "layers", "norm", "classes", "keep_outputs")

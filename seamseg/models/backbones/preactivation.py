@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.abn_projection import PointwiseConv
-from seamseg.ops.abn_recompute import checkpointed
-from seamseg.ops.norm import CONVOLUTIONS, NormSequential, is_plain, run_layers
+from seamseg.ops.norm import CONVOLUTIONS, NormSequential, is_plain
 from seamseg.ops.pooling import MaxPool2d
 
 
@@ -64,17 +62,9 @@ class PreActivationBlock(nn.Module):
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
         y = self.bn1(x)
         shortcut = self.proj_conv(y) if self.has_projection else x
-        *layers, last = self.convs
-        branch: Tensor
-        if self.training and layers and is_plain(layers[-1], nn.Dropout2d) and is_plain(self.convs, NormSequential):
-            hidden = run_layers(layers[:-1], y)
-            # the norm keeps its output: keep the dropped channels, not the map without them
-            kept = layers[-1](torch.ones_like(hidden[:, :, :1, :1]))
-            branch = checkpointed(lambda z: last(z * kept), hidden)
-        else:
-            branch = self.convs(y)
+        branch: Tensor = self.convs(y)
         # a convolution does not need its output again
-        return branch.add_(shortcut) if is_plain(last, *CONVOLUTIONS) else branch + shortcut
+        return branch.add_(shortcut) if is_plain(self.convs[-1], *CONVOLUTIONS) else branch + shortcut
 
 
 def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:

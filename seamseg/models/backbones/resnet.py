@@ -35,8 +35,6 @@ class ResidualBlock(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if len(channels) not in (2, 3):
-            raise ValueError(f"ResidualBlock: channels has {len(channels)} entries, expected 2 or 3")
         kernels = (3, 3) if len(channels) == 2 else (1, 3, 1)
 
         layers: OrderedDict[str, nn.Module] = OrderedDict()

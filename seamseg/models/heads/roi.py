@@ -89,9 +89,7 @@ class ROIHead(nn.Module):
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
-        x = functional.avg_pool2d(x, 2)
-        # folded for inference, the branch flattens regions itself, channels last
-        x = self.fc(x.flatten(1) if isinstance(self.fc, nn.Sequential) else x)
+        x = self.fc(functional.avg_pool2d(x, 2).flatten(1))
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
 
     def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -122,12 +122,13 @@ def test_panoptic_network(float_file, sample, tmp_path):
     layers = len(chosen)
     kept = [node.input[1] for node in model.graph.node if node.op_type in ("Conv", "Gemm") and node.name not in chosen]
     assert Counter(".".join(name.split(".")[1:3]) for name in kept) == {
-        "rpn_head.scores": config.rpn.fpn_levels,
-        "sem_head.classifiers": config.sem.fpn_levels,
+        "rpn_head.conv_obj": config.rpn.fpn_levels,
+        "rpn_head.conv_bbx": config.rpn.fpn_levels,
+        "": config.sem.fpn_levels,  # each a part of one weight
         "roi_head.roi_cls": 1,
         "roi_head.roi_bbx": 1,
     }
-    assert operators["QLinearConv"] + operators["QGemm"] == layers
+    assert operators["QLinearConv"] + operators["QGemm"] == layers + 1, "the enlarged masks are a convolution, too"
     assert operators["ConvTranspose"] == 0
     assert operators["QLinearLeakyRelu"] > layers // 2
     assert {node.domain for node in made.graph.node} <= {"", "ai.onnx"}

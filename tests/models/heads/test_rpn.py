@@ -15,7 +15,7 @@ from seamseg.models.heads.rpn import (
     RPNOutputs,
     rpn_losses,
 )
-from seamseg.models.panoptic_options import AnchorGenerator
+from seamseg.models.panoptic_inference import AnchorGenerator
 from seamseg.ops.norm import InPlaceABN
 
 CPU = torch.device("cpu")
@@ -40,12 +40,6 @@ def test_anchors_made_at_inference_serve_training():
     with torch.inference_mode():
         generator(((3, 5),), CPU)
     assert not generator(((3, 5),), CPU).is_inference()
-
-
-def test_anchors_want_one_shape_a_level():
-    assert AnchorGenerator(rpn(stride=2), (4, 8)).strides == (8, 16)
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        AnchorGenerator(rpn(), (4, 8))(((3, 4),), CPU)
 
 
 # Targets

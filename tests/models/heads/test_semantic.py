@@ -83,18 +83,6 @@ def test_head_uses_its_levels_only():
     assert head.eval()(levels).shape == (2, 5, 12, 16)
 
 
-def test_only_the_classifier_has_a_bias():
-    """The other convolutions have a norm."""
-    head, _ = make()
-    assert [key for key in head.state_dict() if "conv" in key and key.endswith("bias")] == ["conv_sem.bias"]
-
-
-def test_window_is_clipped_to_the_map():
-    module = MiniDeepLab(sem(hidden_channels=2), 3, ABN).eval()
-    x = torch.randn(1, 3, 4, 7)
-    assert_close(module(x), plain_mini_deeplab(module, x))
-
-
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_branches_of_half_precision_are_added(momentum):
     """Result, gradients and running statistics are as near to those of float64 as of the joined branches."""
