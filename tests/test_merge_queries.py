@@ -145,32 +145,6 @@ def test_scores_must_be_above_the_threshold():
     assert fused.scores[1] == pytest.approx(0.5)
 
 
-def test_covered_queries_leave_void():
-    """The second query keeps 4/5 of its pixels, the third one none; pixels of dropped ones go to no other."""
-    queries = queries_of(
-        squares((32, 32), (0, 0, 32, 16), (0, 12, 16, 32), (0, 0, 8, 16)), [3, 4, 3], [0.95, 0.9, 0.85]
-    )
-    fused = merged(queries)
-    assert fused.categories == [VOID, 3, 4]
-    fused = merged(queries, 0.8, 0.85)
-    assert fused.categories == [VOID, 3]
-    assert (fused.ids[:, 16:] == 0).all()
-
-
-def test_equal_queries_are_one_segment():
-    fused = merged(queries_of(squares((32, 32), (0, 0, 16, 16), (0, 0, 16, 16)), [3, 4]))
-    assert fused.categories == [VOID, 3]
-    assert (fused.ids[:16, :16] == 1).all()
-
-
-def test_padding_is_no_part_of_the_photo():
-    """The input of 64 x 128 holds an image of 48 x 96 whose left half is road."""
-    queries = queries_of(squares((16, 32), (0, 0, 16, 12)), [0], padded=(64, 128))
-    fused = merged(queries, size=(48, 96), native=(240, 480))
-    assert (fused.ids[:, :240] == 1).all()
-    assert (fused.ids[:, 240:] == 0).all()
-
-
 @pytest.mark.parametrize("scores", [[], [0.8, 0.3]])
 def test_no_query_is_kept(scores):
     logits = squares((16, 16), *[(0, 0, 16, 16)] * len(scores))

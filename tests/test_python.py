@@ -99,8 +99,7 @@ def test_one_text_is_one_item(micro, tmp_path):
     [
         ({"tiles": None}, "^`tiles` must be auto, off or a side in pixels, not None$"),
         ({"tiles": 512.5}, "^`tiles` must be auto, off or a side in pixels, not 512.5$"),
-        ({"tta": 3}, "^`tta=3`: must be a text of `flip` and scales between 0.1 and 4, such as"),
-        ({"tta": ["flip"]}, r"^`tta=\['flip'\]`: must be a text of `flip` and scales"),
+        ({"tta": ["flip"]}, r"^`tta=\['flip'\]`: must be `flip` and scales between 0.1 and 4, such as"),
     ],
 )
 def test_values_of_another_type(call, options, message):

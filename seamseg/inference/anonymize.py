@@ -173,7 +173,13 @@ def anonymize(image: np.ndarray, regions: Iterable[Region], style: Style = "blur
     out: np.ndarray = image.copy()
     least = max(LEAST_CELL, math.ceil(LEAST_PART * max(image.shape)))
     boxed = [(region, _box(region, image.shape)) for region in regions]
-    work = [(max(least, _cell(region, box)), region, box) for region, box in boxed if box is not None]
+    work = []
+    for region, box in boxed:
+        if box is not None:
+            shortest, longest = sorted((box[2] - box[0], box[3] - box[1]))
+            # in a row of people each is as high as the row
+            cell = math.ceil(min(longest / 3, shortest) if region.part else longest / CELLS)
+            work.append((max(least, cell), region, box))
     # the coarsest last: a finer one on top would restore details
     for cell, region, box in sorted(work, key=lambda item: item[0]):
         _hide(image, out, region, box, cell, style)
@@ -189,13 +195,6 @@ def _box(region: Region, shape: Sequence[int]) -> tuple[int, int, int, int] | No
     y0, y1 = max(0, y + int(rows[0])), min(shape[0], y + int(rows[-1]) + 1)
     x0, x1 = max(0, x + int(columns[0])), min(shape[1], x + int(columns[-1]) + 1)
     return None if y0 >= y1 or x0 >= x1 else (y0, x0, y1, x1)
-
-
-def _cell(region: Region, box: tuple[int, int, int, int]) -> int:
-    """Return the side of the cells of a region in pixels."""
-    shortest, longest = sorted((box[2] - box[0], box[3] - box[1]))
-    # in a row of people each is as high as the row
-    return math.ceil(min(longest / 3, shortest) if region.part else longest / CELLS)
 
 
 def _hide(

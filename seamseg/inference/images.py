@@ -45,8 +45,7 @@ def input_size(
 
     `shortest_size` and `longest_max_size` replace the configured and the default size; `longest_size` is the exact
     length of the longest side instead of these, by default `dataloader.longest_size` if none of the others is given.
-    InputError if a size is not positive, the longest is below the shortest, or inputs would have more than
-    :data:`MAX_INPUT` pixels.
+    InputError if a size is not positive, or the longest is below the shortest.
     """
     options = config.dataloader
     if longest_size is None and shortest_size is None and longest_max_size is None:
@@ -54,8 +53,6 @@ def input_size(
     if longest_size is not None:
         if longest_size < 1:
             raise InputError(f"`size` must be positive, not {longest_size}")
-        if longest_size**2 > MAX_INPUT:
-            raise InputError(_too_large(longest_size, longest_size, InputSize(longest_size=longest_size)))
         return InputSize(longest_size=longest_size)
     shortest = options.shortest_size if shortest_size is None else shortest_size
     if longest_max_size is None:
@@ -66,8 +63,6 @@ def input_size(
             f"network size: shortest {shortest} and longest {longest_max_size} pixels; both must be positive and the "
             "longest not below the shortest"
         )
-    if shortest**2 > MAX_INPUT:
-        raise InputError(_too_large(shortest, shortest, InputSize(shortest)))
     return InputSize(shortest, longest_max_size)
 
 
@@ -121,15 +116,11 @@ def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
     """
     height, width = size.scaled((image.height, image.width))
     if height * width > MAX_INPUT:
-        raise InputError(_too_large(width, height, size))
+        raise InputError(
+            f"the network's input would have {width} x {height} pixels, above the limit of {MAX_INPUT / 1e6:.0f} "
+            f"million: choose a smaller {size_options(size)}"
+        )
     return pixels_of(size.scale(image))
-
-
-def _too_large(width: int, height: int, size: InputSize) -> str:
-    return (
-        f"the network's input would have {width} x {height} pixels or more, above the limit of {MAX_INPUT / 1e6:.0f} "
-        f"million: choose a smaller {size_options(size)}"
-    )
 
 
 def size_options(size: InputSize) -> str:
@@ -197,19 +188,17 @@ def as_image(image: ImageInput) -> Image.Image:
     if isinstance(image, Image.Image):
         return as_rgb(image)
     if isinstance(image, np.ndarray):
-        return Image.fromarray(_checked_array(image))
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            raise InputError(
+                f"an image as an array must be H x W x 3 uint8 RGB, this one is {image.shape} {image.dtype}"
+            )
+        return Image.fromarray(image)
     if is_tensor(image):
         return Image.fromarray(_array_of(image))
     if isinstance(image, (str, Path)):
         refuse_url(image)
         return open_image(image)
     raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(image).__name__}")
-
-
-def _checked_array(image: np.ndarray) -> np.ndarray:
-    if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and 0 not in image.shape:
-        return image
-    raise InputError(f"an image as an array must be H x W x 3 uint8 RGB, this one is {image.shape} {image.dtype}")
 
 
 def _array_of(image: Tensor) -> np.ndarray:

@@ -41,26 +41,17 @@ class Augmentation:
     def parse(text: str | None) -> Augmentation | None:
         """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
 
-        InputError if it is no text, or a word is neither flip nor a scale between 0.1 and 4.
+        InputError if a word is neither flip nor a scale between 0.1 and 4.
         """
-        if text is None:
-            return None
-        scales, flip, given = [], False, f"`tta={text}`"
-        if not isinstance(text, str):
+        words = [word.strip().lower() for word in str(text or "").split(",") if word.strip()]
+        try:
+            scales = [float(word) for word in words if word != "flip"]
+        except ValueError:
+            scales = [0.0]
+        if not all(MIN_SCALE <= scale <= MAX_SCALE for scale in scales):
             known = f"`flip` and scales between {MIN_SCALE} and {MAX_SCALE:g}"
-            raise InputError(f"{given}: must be a text of {known}, such as 'flip,0.75,1.0,1.25'")
-        for word in (w.strip() for w in text.split(",") if w.strip()):
-            if word.lower() == "flip":
-                flip = True
-                continue
-            try:
-                scale = float(word)
-            except ValueError:
-                raise InputError(f"{given}: {word!r} is neither `flip` nor a scale such as 0.75") from None
-            if not MIN_SCALE <= scale <= MAX_SCALE:
-                raise InputError(f"{given}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
-            scales.append(scale)
-        found = Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip)
+            raise InputError(f"`tta={text}`: must be {known}, such as flip,0.75,1.0,1.25")
+        found = Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), "flip" in words)
         return None if found == Augmentation() else found
 
     def views(self) -> Iterator[tuple[float, bool]]:

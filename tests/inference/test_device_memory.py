@@ -1,12 +1,7 @@
 """Images of any size in tiles, if requested or needed; out-of-memory errors of all libraries."""
 
 import errno
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -244,30 +239,3 @@ def test_out_of_memory_in_a_training_step():
     fed = SimpleNamespace(source="", batch=SimpleNamespace(ids=["a", "b"]))
     with pytest.raises(OutOfMemory, match=r"step 7: cpu: not enough memory \(images a, b\); lower"):
         Trainer._step(trainer, 0, [fed])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
-def test_a_cpu_without_enough_memory(tmp_path):
-    tests = Path(__file__).parents[1]
-    # buffers go back to the system at once, so that the limit holds for what is in use
-    settings = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
-    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}", **settings}
-    words = [sys.executable, "-m", "support.limited_memory", str(tmp_path)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    short = "not enough memory for a network input of 2048 x 1024 pixels"
-    assert found["predict"]["refused"].startswith(f"OutOfMemory: cpu: {short}: set `tiles=auto` or ")
-    assert found["predict"]["in_tiles"].startswith(f"cpu: {short} at once: it is processed in tiles of ")
-    assert found["predict"]["sizes"] == [[1024, 2048]] * 3
-    whole, limited = found["ray"]["errors"]
-    assert (whole, limited[::2], found["ray"]["same"]) == (["", "", ""], ["", ""], [True, False, True])
-    assert limited[1].startswith(f"cpu: {short}: ")
-    refused = [413, "image: not enough memory for its size: send a smaller one"]
-    assert found["serve"] == {"answers": [200, 200, refused, [200, None], refused, [200, None], 200], "alive": True}
-    large = (
-        f"seamseg export: {tmp_path / 'run' / 'large.onnx'}: not enough memory for this input: choose a smaller --size"
-    )
-    assert found["export"] == {"code": 1, "lines": [large]}
-    assert found["off"] == found["warnings"] == [], "fused operators stay on"

@@ -20,7 +20,7 @@ from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.images import open_image, pixels_of
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize.overlay import encode_thumbnail, figure_html
+from seamseg.maps.visualize.overlay import figure_html
 from seamseg.maps.visualize.palette import distinct_colors
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_json
@@ -299,9 +299,6 @@ class ImageResult(ABC):
     def _save_json(self, path: Path) -> None:
         """Write the COCO format."""
         write_json(path, self.to_coco(path.stem))
-
-    def _repr_png_(self) -> bytes:
-        return encode_thumbnail(self._overlay())
 
     def _repr_html_(self) -> str:
         return figure_html(self._overlay(), repr(self), self.shares(), self.metadata.palette)

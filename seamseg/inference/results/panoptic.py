@@ -166,20 +166,17 @@ class Panoptic(PanopticResult, ImageResult):
     def _segments(self) -> PanopticResult:
         return self
 
-    def to_coco(self, image_id: int | str = 0, file_name: str | None = None) -> tuple[dict[str, Any], Image.Image]:
+    def to_coco(self, image_id: int | str = 0) -> tuple[dict[str, Any], Image.Image]:
         """Return the annotation of the COCO panoptic format, and its image of ids (R + 256 G + 65536 B).
 
         Crowds (pixels of things that belong to no detection) are void: predictions of the format have no crowds.
 
         Parameters
         ----------
-        image_id : id of the image in the list of images
-        file_name : file name of the id image, `<image_id>.png` by default
+        image_id : id of the image in the list of images; the file name of the id image is `<image_id>.png`
         """
         segments = [s for s in self.segments if not s.iscrowd]
         annotation, values = encode_panoptic(image_id, segments, class_infos(self.metadata), self.metadata.palette)
-        if file_name is not None:
-            annotation["file_name"] = file_name
         return annotation, id_image(look_up(self.id_map, values, np.uint32))
 
     def entries(self) -> list[tuple[int, dict[str, Any]]]:
