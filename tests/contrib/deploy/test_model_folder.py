@@ -172,8 +172,7 @@ def test_classifier(tmp_path: Path) -> None:
     [
         ("model.safetensors", b"", "truncated, damaged, or not a safetensors file ("),
         ("metadata.json", b"{", "not JSON, or a truncated one"),
-        ("metadata.json", b"{}", "states no format: it was not written by `seamseg convert-model`"),
-        ("metadata.json", b'{"format": 2}', "has format 2, this version reads 1: update seamseg"),
+        ("metadata.json", b'{"format": 2}', "has format 2, this version reads 1 of `seamseg convert-model`"),
     ],
 )
 def test_damaged_files(copy: Path, name: str, content: bytes, expected: str) -> None:
