@@ -22,8 +22,8 @@ from seamseg.cli.train import check_start, run_trainer
 from seamseg.contrib.classification.config import KEYS as KEYS  # that `--set` may name
 from seamseg.contrib.classification.config import load_classifier_config
 from seamseg.training.options import TrainingOptions
+from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError
-from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 TRAIN = """Train a classifier.

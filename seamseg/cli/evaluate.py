@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING
 
 from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.inference.options import MODEL
+from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import nearest_path, write_json
-from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 from seamseg.validation.options import EvaluationOptions
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from seamseg.cli.main import main
 from seamseg.utils import process_settings
-from seamseg.utils.launcher import is_main_process
+from seamseg.utils.distributed import is_main_process
 from seamseg.utils.output import echo
 
 

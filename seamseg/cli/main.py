@@ -17,8 +17,8 @@ from typing import Any, NoReturn, TextIO
 
 from seamseg import extensions
 from seamseg.utils import process_settings
+from seamseg.utils.distributed import is_main_process, process_count
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, missing_packages, near_names, one_line
-from seamseg.utils.launcher import is_main_process, process_count
 from seamseg.utils.output import echo, show_flags
 from seamseg.utils.signals import end_at_interrupt, graceful_termination
 from seamseg.version import __version__
@@ -148,10 +148,10 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    from seamseg.utils.image_memory import budget
+    from seamseg.utils.limits import image_budget
     from seamseg.utils.progress import set_quiet
 
-    budget()  # once, rather than for each image
+    image_budget()  # once, rather than for each image
     set_quiet(args.quiet)
     show_flags(_flags_of(parser, args))
     try:

@@ -66,8 +66,8 @@ from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.model_options import add_options, check_model, options_of
 from seamseg.predicting.options import LABELS, PredictOptions
+from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import counted
-from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ from seamseg.config.bodies import TIMM
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import load_config
 from seamseg.training.options import TrainingOptions
+from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import nearest_path
-from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_url
-from seamseg.utils.image_memory import ALONE_BYTES, RGB_BYTES
+from seamseg.utils.limits import ALONE_BYTES, RGB_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,7 @@ from seamseg.maps.formats.id_png import check_png
 from seamseg.maps.idmaps.segments import BAND_BYTES
 from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
-from seamseg.utils.image_memory import MASK_BYTES, RGB_BYTES, check_memory, memory_needed
-from seamseg.utils.limits import IMAGE_BYTES, open_pillow
+from seamseg.utils.limits import IMAGE_BYTES, MASK_BYTES, RGB_BYTES, check_memory, memory_needed, open_pillow
 from seamseg.utils.output import echo
 from seamseg.utils.process_settings import return_memory
 

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from seamseg.maps.images import PHOTO_ENDINGS, image_files
 from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting.source import VIDEO_ENDINGS, Source, Video, is_video, require_decoder
+from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError, counted
 from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url
-from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 LIST_ENDING = ".txt"

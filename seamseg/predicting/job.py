@@ -29,12 +29,12 @@ from seamseg.utils.distributed import (
     broadcast_object,
     distributed,
     gather_objects,
+    is_main_process,
     long_timeout_group,
     raised_by_all,
 )
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
-from seamseg.utils.image_memory import is_large
-from seamseg.utils.launcher import is_main_process
+from seamseg.utils.limits import is_large
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, share_cores
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory

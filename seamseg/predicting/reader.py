@@ -14,9 +14,9 @@ from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.maps.images import pixel_count
 from seamseg.predicting.folder import Done
 from seamseg.predicting.source import Source, Video, VideoFrame
+from seamseg.utils.distributed import process_count
 from seamseg.utils.errors import InputError, UnreadableImage, describe_error
-from seamseg.utils.image_memory import is_large
-from seamseg.utils.launcher import process_count
+from seamseg.utils.limits import is_large
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.process_settings import return_memory
 

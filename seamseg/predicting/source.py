@@ -18,7 +18,7 @@ from PIL import Image
 from seamseg.maps.images import open_image
 from seamseg.utils.errors import InputError, UnreadableImage, require_module
 from seamseg.utils.files import replacing
-from seamseg.utils.image_memory import VARIABLE, budget
+from seamseg.utils.limits import IMAGE_MEMORY, image_budget
 from seamseg.utils.progress import progress
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
@@ -188,9 +188,15 @@ class Video:
                     return
                 # threads of frames lag behind the packets: an error in the last ones would drop all that are delayed
                 stream.thread_type = "SLICE"
-                width, height, most = stream.codec_context.width, stream.codec_context.height, budget() // FRAME_BYTES
+                width, height, most = (
+                    stream.codec_context.width,
+                    stream.codec_context.height,
+                    image_budget() // FRAME_BYTES,
+                )
                 if width * height > most:
-                    limit = f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable {VARIABLE}"
+                    limit = (
+                        f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable {IMAGE_MEMORY}"
+                    )
                     yield self._source(count, f"{width} x {height} pixels are above {limit} sets it")
                     return
                 stream.codec_context.options = {"max_pixels": str(int(most))}

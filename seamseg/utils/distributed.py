@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,6 +66,30 @@ class World:
     def is_distributed(self) -> bool:
         """Whether there are other processes."""
         return self.size > 1
+
+
+def process_count() -> int:
+    """Return the number of processes started by the launcher; 1 without one."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isdigit() else 1
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine; 0 without a launcher."""
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return int(rank) if rank.isdigit() and process_count() > 1 else 0
+
+
+def local_processes() -> int:
+    """Return the number of processes of the launcher on this machine; 1 if it does not state it."""
+    size = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(int(size), 1) if size.isdigit() and process_count() > 1 else 1
+
+
+def is_main_process() -> bool:
+    """Return whether this process prints and writes the shared files."""
+    # a single process is the main one, whatever its RANK
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE") == "1"
 
 
 def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> torch.device:
@@ -183,6 +206,8 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
 
 def _local_group(count: int) -> list[dict[str, str]]:
     """Return the environment of each process of a group on this machine, with a free port."""
+    import socket
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

@@ -1,4 +1,4 @@
-"""Size limits for reading untrusted files, archives and JSON. Does not import torch.
+"""Limits for reading untrusted files, archives, JSON and images. Does not import torch.
 
 Sizes stated in headers are checked before anything is read or decompressed, and reading stops at the limit whatever the
 header states. Each error message is one line.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 import zipfile
 import zlib
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError, UnreadableImage, one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -54,6 +55,21 @@ _INFLATED_BYTES = 64 * KIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _BYTES_OF_CONTAINER = 16
 _FREE_CONTAINERS = 1 << 18
+IMAGE_MEMORY = "SEAMSEG_IMAGE_MEMORY"
+"""Environment variable with the budget of an image in GB, which child processes inherit."""
+BUDGET_GB = 1.5
+ALONE_BYTES = 500_000_000
+"""`predict` decodes images that take more one at a time: with 7 bytes per pixel, from 71 megapixels."""
+RGB_BYTES = 7
+"""Memory of a pixel of an image and of its copy as an array: Pillow stores RGB in four bytes."""
+MASK_BYTES = 16
+"""Memory of a pixel of a mask: Pillow's image, `int32`, and the arrays of the segments that are made of it."""
+
+_OF_FRAMES = ("WEBP", "AVIF")
+_FRAME_BYTES = 16
+"""Memory of a pixel of these: planes of the frame, two canvases, a copy in Python, and Pillow's image."""
+_SIDE_BYTES = 800
+"""Memory of a pixel of the longer side: tables to resize it, and rows that a run-length BMP may skip at once."""
 
 
 def format_bytes(size: int) -> str:
@@ -142,6 +158,41 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
         return Image.open(source, formats=IMAGE_FORMATS)
     except KeyError as error:  # Pillow lacks this format, and no other reader took the file
         raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
+
+
+def image_budget() -> float:
+    """Return the most bytes that decoding an image may take; InputError if :data:`IMAGE_MEMORY` is not a number."""
+    text = os.environ.get(IMAGE_MEMORY, "")
+    try:
+        found = float(text or BUDGET_GB)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise InputError(f"{IMAGE_MEMORY}={text}: must be a positive number of GB")
+    return found * 1e9
+
+
+def memory_needed(image: Image.Image, per_pixel: float = RGB_BYTES) -> int:
+    """Return the estimated bytes of decoding an open image; `per_pixel` until the image and its arrays are dropped."""
+    per_pixel = max(per_pixel, _FRAME_BYTES if image.format in _OF_FRAMES else 0)
+    return int(per_pixel * image.width * image.height) + _SIDE_BYTES * max(image.size)
+
+
+def is_large(pixels: int) -> bool:
+    """Return whether an RGB image is decoded alone, by its number of pixels."""
+    return RGB_BYTES * pixels > ALONE_BYTES
+
+
+def check_memory(name: object, kind: str, size: tuple[int, int], needed: float) -> None:
+    """Raise UnreadableImage if more bytes are needed than :func:`image_budget` allows.
+
+    Path, format, and `(width, height)` are for the error.
+    """
+    if needed > (most := image_budget()):
+        raise UnreadableImage(
+            f"{name}: decoding {size[0]} x {size[1]} pixels of {kind} takes {needed / 1e9:.3g} GB of memory, above the "
+            f"limit of {most / 1e9:.3g} GB; the environment variable {IMAGE_MEMORY} sets it"
+        )
 
 
 def check_sides(size: tuple[int, int], format: str) -> None:

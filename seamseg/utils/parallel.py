@@ -12,9 +12,9 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, TypeVar
 
+from seamseg.utils.distributed import local_processes
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
-from seamseg.utils.launcher import local_processes
 from seamseg.utils.signals import begin_worker_process, block_stop_signals
 
 A = TypeVar("A")

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from seamseg.utils import process_settings
-from seamseg.utils.distributed import _environment
-from seamseg.utils.launcher import is_main_process, process_count
+from seamseg.utils.distributed import _environment, is_main_process, process_count
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from seamseg.predicting.find import find_sources
 from seamseg.predicting.reader import ImageReader
 from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source
-from seamseg.utils import image_memory
+from seamseg.utils import limits
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
@@ -38,7 +38,7 @@ def test_threads_of_huge_photos_hold_one_each(tmp_path, monkeypatch):
 
 
 def test_a_large_image_is_decoded_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_memory, "ALONE_BYTES", 7 * 50 * 50)
+    monkeypatch.setattr(limits, "ALONE_BYTES", 7 * 50 * 50)
     for name in "abcde":
         Image.new("RGB", (51 if name == "c" else 50, 50)).save(tmp_path / f"{name}.png")
     running, threads = [], {}

@@ -15,8 +15,7 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import open_image, open_mask, open_object_mask
 from seamseg.maps.prepare.pairs import number_segments
 from seamseg.utils.errors import UnreadableImage
-from seamseg.utils.image_memory import VARIABLE, memory_needed
-from seamseg.utils.limits import inflate, open_pillow
+from seamseg.utils.limits import IMAGE_MEMORY, inflate, memory_needed, open_pillow
 
 
 def picture(mode: str, width: int = 31, height: int = 40) -> Image.Image:
@@ -72,7 +71,7 @@ def test_above_the_budget(tmp_path, monkeypatch):
     ):
         open_image(path)
     picture("RGB", 320, 400).save(tmp_path / "b.png")
-    monkeypatch.setenv(VARIABLE, "0.0005")
+    monkeypatch.setenv(IMAGE_MEMORY, "0.0005")
     with pytest.raises(UnreadableImage, match=r"takes 0\.00122 GB"):
         open_image(tmp_path / "b.png")
 
@@ -137,6 +136,6 @@ def test_memory_of_the_largest_images(tmp_path: Path) -> None:
 
 
 def test_an_invalid_budget_ends_a_command_at_once(monkeypatch, seamseg_main, capsys):
-    monkeypatch.setenv(VARIABLE, "many")
+    monkeypatch.setenv(IMAGE_MEMORY, "many")
     assert seamseg_main("components") == 2
     assert capsys.readouterr().err == "seamseg components: SEAMSEG_IMAGE_MEMORY=many: must be a positive number of GB\n"

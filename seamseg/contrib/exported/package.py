@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.utils.distributed import local_rank
 from seamseg.utils.errors import InputError, one_line
-from seamseg.utils.launcher import local_rank
 
 ONEDNN_BF16 = "convolutions in bfloat16"
 """The feature of a CPU that the bfloat16 operators of oneDNN need: more than the code of a package does."""

@@ -26,9 +26,8 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.folding import choose_precision
-from seamseg.utils.distributed import choose_device
+from seamseg.utils.distributed import choose_device, is_main_process
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
-from seamseg.utils.launcher import is_main_process
 from seamseg.utils.output import echo
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -24,8 +24,15 @@ from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_r
 from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
-from seamseg.utils.image_memory import MASK_BYTES, check_memory, memory_needed
-from seamseg.utils.limits import IMAGE_BYTES, open_pillow, read_limited, reading_image
+from seamseg.utils.limits import (
+    IMAGE_BYTES,
+    MASK_BYTES,
+    check_memory,
+    memory_needed,
+    open_pillow,
+    read_limited,
+    reading_image,
+)
 
 MAX_ID = (1 << 24) - 1
 """Largest id of three 8-bit channels."""

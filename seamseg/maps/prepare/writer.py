@@ -48,8 +48,7 @@ from seamseg.utils.files import (
     replacing,
     write_atomically,
 )
-from seamseg.utils.image_memory import MASK_BYTES, check_memory
-from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+from seamseg.utils.limits import ANNOTATION_BYTES, MASK_BYTES, check_memory, parse_json
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.process_settings import return_memory

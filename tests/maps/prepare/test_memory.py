@@ -10,7 +10,7 @@ from support.memory import peak_of, seamseg
 
 from seamseg.maps.prepare.coco_instances import pixels_of, prepare_instances
 from seamseg.utils.errors import InputError
-from seamseg.utils.image_memory import VARIABLE
+from seamseg.utils.limits import IMAGE_MEMORY
 
 SIZE = (11700, 7900)
 
@@ -30,7 +30,7 @@ def test_an_image_above_the_budget(tmp_path, monkeypatch):
     Image.new("RGB", (320, 400)).save(tmp_path / "photos" / "a.png")
     content = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{"id": 1, "name": "car"}]}
     (tmp_path / "a.json").write_text(json.dumps(content))
-    monkeypatch.setenv(VARIABLE, "0.002")
+    monkeypatch.setenv(IMAGE_MEMORY, "0.002")
     given = {"train": (str(tmp_path / "photos"), str(tmp_path / "a.json"))}
     with pytest.raises(
         InputError, match=r"a\.png: decoding 320 x 400 pixels of an image with its mask takes 0\.00205 GB"
