@@ -34,7 +34,6 @@ from seamseg.maps.folder import ReadMap
 from seamseg.maps.images import open_image
 from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.maps.toy_city import generate_toy_city
-from seamseg.models.heads.custom import run_heads
 from seamseg.ops.labels import extract_boxes
 from seamseg.predicting.job import predict_files
 from seamseg.predicting.options import PredictOptions
@@ -240,24 +239,14 @@ class _Check:
 
     @torch.no_grad()
     def outputs(self, net: Any, images: PackedSequence) -> dict[str, Tensor]:
-        """Return the outputs of the component in a network, by name."""
-        if not net.of_parts:
-            found: dict[str, Tensor] = {}
-            for i, p in enumerate(net.predict(images)):
-                named = {
-                    "boxes": p.boxes,
-                    "scores": p.scores,
-                    "masks": p.mask_logits,
-                    "class map": p.semantic,
-                    **p.maps,
-                }
-                found |= {f"{name} of image {i}": x for name, x in named.items() if x is not None}
-            return found
-        features = net.encode(images)
+        """Return the levels of a body, or the outputs of a network, by name."""
         if self.component.kind == "body":
-            return {f"level {number}": x for number, x in enumerate(features.levels)}
-        (one,) = [one for one in run_heads(net.custom_heads, features) if one.name == self.component.name]
-        return {**one.maps, **one.head.predict(one.maps)}
+            return {f"level {number}": x for number, x in enumerate(net.encode(images).levels)}
+        found: dict[str, Tensor] = {}
+        for i, p in enumerate(net.predict(images)):
+            named = {"boxes": p.boxes, "masks": p.mask_logits, "class map": p.semantic, **p.maps}
+            found |= {f"{name} of image {i}": x for name, x in named.items() if x is not None}
+        return found
 
     def train(self, run: str, **options: Any) -> Any:
         """Train, check that no callback has failed, and return the result."""

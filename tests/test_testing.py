@@ -141,14 +141,14 @@ MISTAKES = {
     "parameters in a list": (
         "head",
         {OUTPUT: f"self.scale = [nn.Parameter(torch.rand(1))]\n        {OUTPUT}", LOGITS: f"self.scale[0] * {LOGITS}"},
-        "mine differs after the saved weights .*ParameterList",
+        "mine of image 0 differs after the saved .*ParameterList",
     ),
     "mean of nothing": ("head", {"targets >= 0": "targets > 0"}, "mine_loss is nan for images that are void"),
     "mean of void": ("network", {".clamp(min=1)": ""}, "mine_loss is nan for images that are void: ret"),
     "map that is NaN": (
         "head",
         {'outputs["mine"].sigmoid()': 'outputs["mine"] * float("nan")'},
-        "mine is not finite in evaluation mode",
+        "mine of image 0 is not finite in evaluation mode",
     ),
     "lost groups": ("optimizer", {"(groups, {})": "(groups[:1], {})"}, "57 of 131 parameters are in no group"),
     "detached loss": ("loss", {"image.cross_entropy": "image.cross_entropy.detach()"}, "parameters get no gradient"),
