@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from seamseg.utils.errors import InputError, require_packages
@@ -117,15 +118,17 @@ def check_model(model: str, device: str = "auto") -> None:
 
     A model of the hub is not downloaded.
     """
-    from seamseg.checkpoints.foreign import is_foreign, is_torchvision
+    from seamseg.checkpoints.foreign import is_torchvision, is_transformers
     from seamseg.checkpoints.hub import is_hub_uri
     from seamseg.checkpoints.model_path import PACKAGE_ENDING, is_exported, local_model, snapshot_in
     from seamseg.checkpoints.names import WEIGHTS_ENDING
 
     if is_hub_uri(model):
         require_packages("huggingface_hub", what=model)
-    elif is_foreign(model):
-        require_packages("torchvision" if is_torchvision(model) else "transformers", what=model)
+    elif is_torchvision(model):
+        require_packages("torchvision", what=model)
+    elif is_transformers(Path(model)):
+        require_packages("transformers", what=model)
     else:
         path = local_model(model)
         path = snapshot_in(path) if path.is_dir() else path

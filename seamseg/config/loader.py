@@ -236,10 +236,11 @@ def load_components(overrides: Sequence[str], files: Sequence[_Layer] = (), expo
         if folder is None:
             # a model names modules of this package only
             names = [name for name in names if not exported and _is_recipe(name)]
-        loaded += components.load(names, folder)
+        loaded += components.load(names, folder) if names else []
     changes = map(split_override, overrides)
     asked = [value for section, key, value in changes if (section, key) == ("general", "components")]
-    return list(dict.fromkeys([*loaded, *components.load(",".join(asked).split(","))]))
+    loaded += components.load(",".join(asked).split(",")) if asked else []
+    return list(dict.fromkeys(loaded))
 
 
 def _is_recipe(name: str) -> bool:
