@@ -244,22 +244,7 @@ def load_into(
     tensors and other shapes are skipped and reported; if `strict`, InputError. Values that are not finite are an
     InputError, too.
     """
-    accepted, skipped = fitting(net, snapshot.weights(averaged), strict, name)
-    for module in net.modules():
-        if any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            module.to_empty(device="cpu", recurse=False)
-    for part, tensors in accepted.items():
-        network_parts(net)[part].load_state_dict(tensors, strict=False)
-    check_finite(net, name)
-    return LoadReport(skipped, sum(map(len, accepted.values())), averaged and "ema" in snapshot.state_dict)
-
-
-def fitting(
-    net: nn.Module, state: Mapping[str, Any], strict: bool, name: str
-) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    """Return the tensors by part that fit a network, and what is skipped; arguments and errors as :func:`load_into`."""
-    accepted: dict[str, dict[str, Tensor]] = {}
-    skipped: list[str] = []
+    state, accepted, skipped = snapshot.weights(averaged), {}, []
     for part, module in network_parts(net).items():
         if part in state:
             accepted[part], others = _fitting(module, state[part], part)
@@ -273,7 +258,13 @@ def fitting(
             f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
             "is it another architecture, configuration or number of classes?"
         )
-    return accepted, skipped
+    for module in net.modules():
+        if any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            module.to_empty(device="cpu", recurse=False)
+    for part, tensors in accepted.items():
+        network_parts(net)[part].load_state_dict(tensors, strict=False)
+    check_finite(net, name)
+    return LoadReport(skipped, sum(map(len, accepted.values())), averaged and "ema" in snapshot.state_dict)
 
 
 def check_finite(net: nn.Module, name: str) -> None:
@@ -310,8 +301,8 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
         if key not in state:
             if not is_optional(key):
                 skipped.append(f"{name}.{key} (not in the file)")
-        elif not isinstance(found := state[key], Tensor) or found.is_meta or found.layout != torch.strided:
-            skipped.append(f"{name}.{key} (not a tensor with values)")
+        elif not isinstance(state[key], Tensor):
+            skipped.append(f"{name}.{key} (not a tensor)")
         elif state[key].shape != value.shape:
             skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
         else:

@@ -118,15 +118,13 @@ def test_missing_surplus_and_odd_values() -> None:
     state: dict[str, Any] = dict(net.body.state_dict())
     del state["conv.bias"]
     state["conv2.weight"] = torch.zeros(1)
-    shape = state["conv.weight"].shape
-    for value in (torch.empty(shape, device="meta"), torch.sparse_coo_tensor(size=shape), 3):
-        state["conv.weight"] = value
-        report = load_module(net.body, state, "body")
-        assert sorted(report.skipped) == [
-            "body.conv.bias (not in the file)",
-            "body.conv.weight (not a tensor with values)",
-            "body.conv2.weight (not in the network)",
-        ]
+    state["conv.weight"] = 3
+    report = load_module(net.body, state, "body")
+    assert sorted(report.skipped) == [
+        "body.conv.bias (not in the file)",
+        "body.conv.weight (not a tensor)",
+        "body.conv2.weight (not in the network)",
+    ]
     assert report.loaded == len(state) - 2
 
 

@@ -157,7 +157,6 @@ def test_missing_repository_revision_and_file(fake_hub: FakeHub, commit: str) ->
     [
         *((uri, "malformed: write hf://user/repo, ") for uri in ("hf://", "hf://name", "hf://a/b@", "hf://a/b/*.tar")),
         (f"{URI}/a.PT2", "not downloaded: a .pt2 package is a program"),
-        (f"{URI}/a/", "malformed: a/ is a folder"),
         (f"{URI}/../../a.tar", "malformed: ../../a.tar is not inside"),
     ],
 )
