@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from seamseg.utils.files import write_json
 
 pytestmark = pytest.mark.usefixtures("narrow")
-
-
-class Evil:
-    """Code that a careless loader would run."""
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, ("EVIL",)
 
 
 @pytest.fixture
@@ -28,21 +19,6 @@ def data(micro: Path, tmp_path: Path) -> Path:
 
 
 # --- models
-
-
-def test_models(micro_run, micro, tmp_path, refused) -> None:
-    content = torch.load(micro_run / "model_last.pth.tar", weights_only=True)
-    with_code = {**content, "training_meta": Evil()}
-    of_the_original = {key: content[key] for key in ("config", "state_dict", "training_meta")}
-    path = tmp_path / "model.pth.tar"
-    for content, message in (
-        (with_code, "model.pth.tar: refused: it holds pickled code"),
-        (of_the_original, "give metadata.bin with --meta"),
-    ):
-        torch.save(content, path)
-        for words in (("predict", path, micro / "img", tmp_path / "out"), ("evaluate", path, micro)):
-            assert message in refused(*words)
-    assert not (tmp_path / "out").exists()
 
 
 def test_resume_takes_a_run_folder(micro_run, micro_config, micro, tmp_path, refused, seamseg_main, capsys) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from support.components import EXAMPLES
-from support.micro import narrow_body
 
 from seamseg.cli.new import example
 from seamseg.config import components
@@ -34,33 +32,6 @@ def test_a_template_registers_the_component(kind, seamseg_main, tmp_path, monkey
     assert found.make.__name__ in (camel, f"template_{kind}")
     assert found.section in found.keys.__doc__
     assert fields(found.keys), "its keys show how they are declared"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_example_trains(kind, seamseg_main, micro, micro_config, tmp_path, capsys, imported):
-    """A step; a format writes its files of the model."""
-    name, text = example(kind)
-    file = EXAMPLES / f"{name}.py"
-    assert file.read_text() == text
-    chosen = [f"{KINDS[kind].key}={name}"] if KINDS[kind].key else []
-    keys = [*chosen, "dataloader.train_batch_size=4", "scheduler.epochs=1"]
-    words = [micro_config, micro, "--log-dir", tmp_path / "run", "--device", "cpu", "--components", file]
-    with narrow_body():
-        assert seamseg_main("train", *words, *(word for key in keys for word in ("--set", key))) == 0
-        log = (tmp_path / "run" / "training.log").read_text()
-        assert "[1/1]" in log
-        assert "is not called again" not in log
-        if kind == "head":
-            assert " edge " in log
-        section = f"[{kind} {name}]"
-        assert (section in (tmp_path / "run" / "config.ini").read_text()) == (kind != "format")
-        if kind in ("format", "head"):
-            out = tmp_path / "out"
-            image = next((micro / "img").iterdir())
-            words = [tmp_path / "run", image, out, "--components", file, "--format", name, "--device", "cpu"]
-            assert seamseg_main("predict", *words) == 0
-            assert (out / f"{image.stem}_{name}.png").exists()
 
 
 @pytest.mark.parametrize(
