@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
 from seamseg.maps.idmaps.histogram import joint_histogram
-from seamseg.maps.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
+from seamseg.maps.idmaps.id_runs import (
+    box_of_runs,
+    decode_id_runs,
+    id_runs_of,
+    joint_histogram_of_runs,
+    runs_by_id,
+    union_of_runs,
+)
 from seamseg.maps.idmaps.library import functions
 
 
@@ -104,3 +111,20 @@ def test_histogram_of_wrong_runs():
     ):
         with pytest.raises(ValueError, match=words):
             compare(first, ids, starts, starts, total)
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 5), st.integers(0, 1000))
+def test_union_and_box_of_runs_down_the_columns(height, width, run, seed):
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 4, (2, height // run + 1, width // run + 1))
+    layers = blocks.repeat(run, 1).repeat(run, 2)[:, :height, :width]
+    runs = [runs_by_id(layer.T) for layer in layers]
+    assert [sorted(of) for of in runs] == [sorted(set(layer.ravel().tolist()) - {0}) for layer in layers]
+    for i in set(runs[0]) | set(runs[1]):
+        start, length = union_of_runs([of[i] for of in runs if i in of])
+        inside = np.isin(np.arange(height * width), np.concatenate([s + np.arange(n) for s, n in zip(start, length)]))
+        mask = (layers[0] == i) | (layers[1] == i)
+        assert np.array_equal(inside.reshape(width, height).T, mask)
+        assert (start[1:] > (start + length)[:-1]).all(), "runs that touch are one"
+        y, x = np.nonzero(mask)
+        assert box_of_runs(start, length, height) == [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1]
