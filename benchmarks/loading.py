@@ -11,6 +11,7 @@ our operator. Figures are for all images together, `images/s` below the table fo
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,10 +23,11 @@ from PIL import Image
 from timing import Case, options, report
 from torch.utils.data import Dataset
 
+from seamseg.config import default_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import scaled_size
 from seamseg.data.reader import FolderReader
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.data.transforms import TrainTransform
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.ops.labels import extract_boxes
@@ -85,13 +87,13 @@ class PlainDataset(Dataset):
         info, folder = self.data.images[index], self.folder
         rng = Random(f"0/0/{index}")
         flip = rng.random() < 0.5
-        shortest = int(self.transform.shortest_size * rng.uniform(*SCALE))
+        shortest = int(self.transform.options.shortest_size * rng.uniform(*SCALE))
         image = Image.open(folder.image_path(info.id)).convert("RGB")
         layers: list[Image.Image] = [Image.open(path) for path in folder.mask_paths(info.id)]
         if flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             layers = [layer.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for layer in layers]
-        size = scaled_size(image.size, shortest, self.transform.longest_max_size)
+        size = scaled_size(image.size, shortest, self.transform.options.longest_max_size)
         image = image.resize(size, Image.Resampling.BILINEAR)
         mask = np.stack([np.array(layer.resize(size, Image.Resampling.NEAREST), np.int64) for layer in layers])
         present = np.union1d([0], np.unique(mask))
@@ -111,9 +113,17 @@ class PlainDataset(Dataset):
 def item_case(name: str, root: Path) -> Case:
     """Compare the loading of items with an option; results only where both sides make the same."""
     option = OPTIONS[name]
-    given = {key: value for key, value in option.items() if key == "crop_size"}
-    augmentation = AugmentationOptions(True, SCALE, **given)
-    transform = TrainTransform(1024, 2048, MEAN, STD, augmentation, on_device=option.get("on_device", False))
+    loading = replace(
+        default_config().dataloader,
+        shortest_size=1024,
+        longest_max_size=2048,
+        rgb_mean=MEAN,
+        rgb_std=STD,
+        random_scale=SCALE,
+        crop_size=option.get("crop_size"),
+        device_transforms=option.get("on_device", False),
+    )
+    transform = TrainTransform(loading)
     ours = PanopticDataset(root, "train", transform, fast_decode=option.get("fast_decode", False))
     plain = PlainDataset(ours, transform)
 

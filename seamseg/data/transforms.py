@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from seamseg.config.sections import Dataloader
 from seamseg.data.input_size import reference_size, scaled_size
 from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
 from seamseg.maps.folder import ReadMap
@@ -94,23 +95,6 @@ def flip_boxes(boxes: Tensor, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AugmentationOptions:
-    """Random augmentation of training images.
-
-    The probability of the flip is 0.5. The factor of the shortest size, `random_scale`, is drawn uniformly between two
-    values or from more than two. `crop_size` is the `(height, width)` of a crop of the scaled image where that is
-    larger; its sides become multiples of `crop_multiple` where they are not shorter. `color_jitter` are the largest
-    changes of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns).
-    """
-
-    random_flip: bool = False
-    random_scale: Sequence[float] | None = None
-    crop_size: tuple[int, int] | None = None
-    color_jitter: tuple[float, float, float, float] | None = None
-    crop_multiple: int = 1
-
-
-@dataclass(frozen=True)
 class AugmentationParams:
     """The sampled augmentation of one image.
 
@@ -139,50 +123,43 @@ class AugmentedImage(NamedTuple):
 
 
 class TrainTransform:
-    """Converts an image and its mask to network input and targets, with random augmentation.
+    """Converts an image and its mask to network input and targets, with the random augmentation of `[dataloader]`.
 
-    For the sizes see :func:`scaled_size`; the limit applies after random scaling. `on_device` defers colour jitter,
-    flip and normalisation to :func:`finish_image` on the device. `augmentations` are custom ones, which change the
-    colours of an image after scaling and cropping, by name; `maps` is the ground truth of custom heads, by name.
+    For the sizes see :func:`scaled_size`; the limit applies after random scaling. The probability of the flip is 0.5.
+    `device_transforms` defer colour jitter, flip and normalisation to :func:`finish_image` on the device.
+    `augmentations` are custom ones, which change the colours of an image after scaling and cropping, by name; `maps` is
+    the ground truth of custom heads, by name.
     """
 
     def __init__(
         self,
-        shortest_size: int,
-        longest_max_size: int | None,
-        rgb_mean: Sequence[float] | None = None,
-        rgb_std: Sequence[float] | None = None,
-        augmentation: AugmentationOptions = AugmentationOptions(),
-        on_device: bool = False,
+        options: Dataloader,
         augmentations: Mapping[str, ChangePixels] = MappingProxyType({}),
         maps: Mapping[str, ReadMap] = MappingProxyType({}),
     ) -> None:
-        self.shortest_size = shortest_size
-        self.longest_max_size = longest_max_size
-        self.augmentation = augmentation
-        self.reference = reference_size(shortest_size, longest_max_size)
-        self.on_device = on_device
+        self.options = options
+        self.reference = reference_size(options.shortest_size, options.longest_max_size)
         self.augmentations = dict(augmentations)
         self.maps = dict(maps)
-        self._normalise = Normalise(rgb_mean, rgb_std)
+        self._normalise = Normalise(options.rgb_mean, options.rgb_std)
 
     def sample_params(self, size: tuple[int, int], rng: Random) -> AugmentationParams:
         """Sample the augmentation of an image of `(height, width)`: flip, scale, place of the crop, colours."""
-        flip = self.augmentation.random_flip and rng.random() < 0.5
-        scaled = scaled_size(size, self._sample_shortest(rng), self.longest_max_size)
+        flip = self.options.random_flip and rng.random() < 0.5
+        scaled = scaled_size(size, self._sample_shortest(rng), self.options.longest_max_size)
         scale = scaled[1] / self.reference.scaled(size)[1]
         window = self._sample_window(scaled, rng)
         return AugmentationParams(scaled, window, DeferredTransform(flip, self._sample_jitter(rng)), scale)
 
     def _sample_shortest(self, rng: Random) -> int:
-        factors = self.augmentation.random_scale
+        factors, shortest = self.options.random_scale, self.options.shortest_size
         if factors is None:
-            return self.shortest_size
+            return shortest
         factor = rng.uniform(*factors) if len(factors) == 2 else rng.choice(factors)
-        return max(int(self.shortest_size * factor), 1)
+        return max(int(shortest * factor), 1)
 
     def _sample_window(self, scaled: tuple[int, int], rng: Random) -> tuple[int, int, int, int]:
-        largest, multiple = self.augmentation.crop_size, self.augmentation.crop_multiple
+        largest, multiple = self.options.crop_size, self.options.crop_multiple
         if largest is None and multiple == 1:
             return 0, 0, *scaled
         sides = scaled if largest is None else map(min, scaled, largest)
@@ -190,7 +167,7 @@ class TrainTransform:
         return rng.randint(0, scaled[0] - height), rng.randint(0, scaled[1] - width), height, width
 
     def _sample_jitter(self, rng: Random) -> tuple[float, float, float, float] | None:
-        limits = self.augmentation.color_jitter
+        limits = self.options.color_jitter
         if limits is None:
             return None
         brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in limits[:3])
@@ -211,8 +188,8 @@ class TrainTransform:
 
         The result is a dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n`
         uint8, `bbx` `n x 4` float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). :meth:`finish` adds
-        `maps`, float32 by name, after the flip, if there are any. With `on_device` the others are not flipped, `img` is
-        uint8, `msk` uint8 or int32, and there is `deferred`.
+        `maps`, float32 by name, after the flip, if there are any. With `device_transforms` the others are not flipped,
+        `img` is uint8, `msk` uint8 or int32, and there is `deferred`.
         """
         source: Any = global_random if rng is None else rng
         params = self.sample_params(mask.shape[-2:], source)
@@ -228,10 +205,10 @@ class TrainTransform:
     def finish(self, augmented: AugmentedImage, params: AugmentationParams) -> dict[str, Any]:
         """Return network input and targets as :meth:`__call__` does."""
         deferred = params.deferred
-        mirror = deferred.flip and not self.on_device
+        mirror = deferred.flip and not self.options.device_transforms
         narrow = torch.from_numpy(augmented.ids[..., ::-1].copy() if mirror else augmented.ids)
         item: dict[str, Any] = {
-            "msk": narrow if self.on_device else narrow.long(),
+            "msk": narrow if self.options.device_transforms else narrow.long(),
             "cat": torch.from_numpy(augmented.cat),
             "iscrowd": torch.from_numpy(augmented.iscrowd),
             "bbx": extract_boxes(narrow, len(augmented.cat)),
@@ -240,7 +217,7 @@ class TrainTransform:
             maps = {name: x.mirrored() if deferred.flip else x for name, x in augmented.maps.items()}
             item["maps"] = {name: torch.from_numpy(x.filled()) for name, x in maps.items()}
         pixels = torch.from_numpy(augmented.pixels).permute(2, 0, 1)
-        if self.on_device:
+        if self.options.device_transforms:
             return {"img": pixels.contiguous(), **item, "deferred": deferred}
         return {"img": finish_image(pixels, deferred, self._normalise), **item}
 

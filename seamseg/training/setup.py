@@ -21,7 +21,7 @@ from seamseg.data.loader import BatchLoader, LoaderOptions, index_sampler, train
 from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.data.transforms import TrainTransform
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.folder import void_warning
 from seamseg.maps.formats.metadata import Metadata
@@ -164,15 +164,8 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         raise InputError(f"{source}: [dataloader] train_set is required: the name of a list in {data}/lst")
     if not loading.train_batch_size:
         raise InputError(f"{source}: [dataloader] train_batch_size is required: images per batch and process")
-    sizes = loading.random_scale, loading.crop_size, loading.color_jitter, loading.crop_multiple
-    augmentation = AugmentationOptions(loading.random_flip, *sizes)
     transform = TrainTransform(
-        loading.shortest_size,
-        loading.longest_max_size,
-        loading.rgb_mean,
-        loading.rgb_std,
-        augmentation,
-        loading.device_transforms,
+        loading,
         {c.name: partial(c.make, keys=keys) for c, keys in config.components("augmentation")},
         declared_maps(config, "head", "network"),
     )

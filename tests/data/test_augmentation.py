@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.train_transform import train_transform
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
 from seamseg.data.samplers import SampleIndex
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.maps.idmaps.resize import resize_nearest
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
@@ -25,6 +25,7 @@ from seamseg.training.prefetch import prepare_batch
 from seamseg.utils.errors import InputError
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
+NORM = {"rgb_mean": MEAN, "rgb_std": STD}
 JITTER = (0.4, 0.4, 0.4, 0.2)
 
 
@@ -52,7 +53,7 @@ def options(tmp_path):
 def test_flip_and_scale_match_the_original(height, width, shortest, seed):
     """The original mirrors before it scales; here the scaled image is mirrored."""
     image, mask, cat, crowd = scene((height, width), seed)
-    transform = TrainTransform(shortest, 200, MEAN, STD, AugmentationOptions(True, (0.5, 2)))
+    transform = train_transform(shortest, 200, **NORM, random_flip=True, random_scale=(0.5, 2))
     params = transform.sample_params((height, width), Random(seed))
     item = transform(image, mask, cat, crowd, Random(seed))
     h, w = params.size
@@ -69,11 +70,11 @@ def test_flip_and_scale_match_the_original(height, width, shortest, seed):
 @pytest.mark.parametrize("crop_size", [None, (30, 40)])
 @pytest.mark.parametrize("count", [6, 257])
 def test_device_transforms_match_worker_transforms(options, color_jitter, crop_size, count):
-    augmentation = AugmentationOptions(True, (0.5, 2), crop_size, color_jitter)
+    augmentation = {"random_flip": True, "random_scale": (0.5, 2), "crop_size": crop_size, "color_jitter": color_jitter}
     scenes = [scene((50, 61), s, count if s % 2 else 6) for s in range(6)]
     here, there = (
         [
-            TrainTransform(48, 100, MEAN, STD, augmentation, on_device)(*parts, Random(s))
+            train_transform(48, 100, **NORM, **augmentation, device_transforms=on_device)(*parts, Random(s))
             for s, parts in enumerate(scenes)
         ]
         for on_device in (False, True)
@@ -93,7 +94,7 @@ def test_device_transforms_match_worker_transforms(options, color_jitter, crop_s
 
 
 def test_boxes_of_absent_ids_stay_absent(options):
-    item = TrainTransform(20, None, on_device=True)(
+    item = train_transform(20, None, device_transforms=True)(
         Image.new("RGB", (30, 20)), np.ones((1, 20, 30), np.int32), [255, 0], [0, 0]
     )
     item["msk"][0, :5, :3] = 1
@@ -106,8 +107,7 @@ def test_boxes_of_absent_ids_stay_absent(options):
 @pytest.mark.parametrize("crop", [None, (90, 1000)])
 def test_few_sizes_of_multiples(crop):
     """A shorter side stays as it is."""
-    options = AugmentationOptions(random_scale=(1.0, 1.25, 1.5), crop_size=crop, crop_multiple=16)
-    transform = TrainTransform(64, 150, augmentation=options)
+    transform = train_transform(64, 150, random_scale=(1.0, 1.25, 1.5), crop_size=crop, crop_multiple=16)
     params = [transform.sample_params((70 + seed % 3, 105), Random(seed)) for seed in range(60)]
     windows = [p.window for p in params]
     assert all(h == min(p.size[0], (crop or p.size)[0]) // 16 * 16 for p, (_, _, h, _) in zip(params, windows))
@@ -124,7 +124,7 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     mask[0, -3:, -3:] = 6  # outside most crops
     cat, crowd = [*cat, 7], [*crowd, 0]
     smooth = image.resize((9, 7)).resize(image.size, Image.Resampling.BICUBIC)
-    transform = TrainTransform(64, None, augmentation=AugmentationOptions(crop_size=crop))
+    transform = train_transform(64, None, crop_size=crop)
     corners = Counter()
     for seed in range(20):
         params = transform.sample_params(size, Random(seed))
@@ -143,7 +143,7 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
 
 
 def test_jitter_factors_come_from_the_rng_and_are_bounded():
-    transform = TrainTransform(40, None, augmentation=AugmentationOptions(color_jitter=(0.2, 1.5, 0, 0.1)))
+    transform = train_transform(40, None, color_jitter=(0.2, 1.5, 0, 0.1))
     drawn = [transform.sample_params((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
     assert drawn[7] == transform.sample_params((40, 50), Random(7)).deferred.jitter
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
@@ -163,7 +163,7 @@ def test_fast_decode(make_folder, rotated):
         smooth = smooth.transpose(Image.Transpose.ROTATE_90)
         exif[0x0112] = 6
     smooth.save(root / "img" / "im0.jpg", quality=95, exif=exif)
-    transform = TrainTransform(60, 400, augmentation=AugmentationOptions(True, (0.5, 1)))
+    transform = train_transform(60, 400, random_flip=True, random_scale=(0.5, 1))
     plain, fast = (PanopticDataset(root, "train", transform, fast_decode=on) for on in (False, True))
     for epoch in range(3):
         a, b = (data[SampleIndex(epoch, 0, 0)] for data in (plain, fast))

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.train_transform import train_transform
 from torch.nn import functional
 
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.maps import MapValues, map_values, scale_and_crop
-from seamseg.data.transforms import AugmentationOptions, AugmentationParams, TrainTransform, augment
+from seamseg.data.transforms import AugmentationParams, augment
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling import Tiling
@@ -86,7 +87,7 @@ def test_values_are_never_mixed_with_missing_ones():
 def test_nearest_values_are_those_of_the_mask(flip, on_device):
     rng = np.random.default_rng(1)
     mask = rng.integers(0, 5, (1, *SIZE), np.int32)
-    transform = TrainTransform(6, None, on_device=on_device, augmentation=AugmentationOptions(crop_size=(5, 6)))
+    transform = train_transform(6, None, device_transforms=on_device, crop_size=(5, 6))
     for size in ((6, 9), (7, 11), (13, 20), (9, 14)):
         params = AugmentationParams(size, (1, 2, 5, 6), DeferredTransform(flip))
         read = map_values(mask[0], ReadMap("ids", void=None), SIZE, "name")
@@ -114,11 +115,10 @@ def test_mirror_and_scale_change_values():
 
 
 def test_the_scale_is_relative_to_that_of_validation():
-    options = AugmentationOptions(random_scale=(1.5, 1.5))
-    params = TrainTransform(32, None, augmentation=options).sample_params((64, 96), Random(0))
+    params = train_transform(32, None, random_scale=(1.5, 1.5)).sample_params((64, 96), Random(0))
     assert params.size == (48, 72)
     assert params.scale == 1.5
-    assert TrainTransform(32, None).sample_params((64, 96), Random(0)).scale == 1
+    assert train_transform(32, None).sample_params((64, 96), Random(0)).scale == 1
 
 
 class Oracle(InferenceNetwork):
@@ -128,7 +128,7 @@ class Oracle(InferenceNetwork):
     map_formats = MappingProxyType({"length": MapFormat(values="multiply"), "depth": MapFormat(values="divide")})
 
     def __init__(self, native, size, shortest, longest):
-        scale = size[1] / TrainTransform(shortest, longest).reference.scaled(native)[1]
+        scale = size[1] / train_transform(shortest, longest).reference.scaled(native)[1]
         params = AugmentationParams(size, (0, 0, *size), DeferredTransform(), scale)
         stored = {
             name: MapValues(np.full((1, *native), 8, np.float32), ReadMap(name, scale=spec.values))

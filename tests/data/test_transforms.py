@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.train_transform import train_transform
 
 from seamseg.data.input_size import InputSize, scaled_size
-from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, compact_ids
+from seamseg.data.transforms import Normalise, compact_ids
 from seamseg.inference.images import network_input
 from seamseg.maps.idmaps.resize import resize_nearest
 
@@ -19,15 +20,18 @@ DATA = Path(__file__).parents[1] / "golden"
 OPS = np.load(DATA / "ops.npz")
 MEAN = (0.41738699, 0.45732192, 0.46886091)
 STD = (0.25685097, 0.26509955, 0.29067996)
+NORM = {"rgb_mean": MEAN, "rgb_std": STD}
 RAW = Image.fromarray(OPS["transform/raw"])
 MASK = OPS["transform/msk"][None]
 CAT, CROWD = OPS["transform/cat"].tolist(), OPS["transform/iscrowd"].tolist()
 
 CASES = {
-    "plain32": (TrainTransform(32, 100, MEAN, STD), None),
-    "long_limited": (TrainTransform(64, 60, MEAN, STD), None),
-    **{f"aug_seed{s}": (TrainTransform(32, 100, MEAN, STD, AugmentationOptions(True, (0.5, 2))), s) for s in range(3)},
-    "aug_discrete": (TrainTransform(32, 100, MEAN, STD, AugmentationOptions(True, (0.5, 1, 1.5))), 5),
+    "plain32": (train_transform(32, 100, **NORM), None),
+    "long_limited": (train_transform(64, 60, **NORM), None),
+    **{
+        f"aug_seed{s}": (train_transform(32, 100, **NORM, random_flip=True, random_scale=(0.5, 2)), s) for s in range(3)
+    },
+    "aug_discrete": (train_transform(32, 100, **NORM, random_flip=True, random_scale=(0.5, 1, 1.5)), 5),
 }
 
 
@@ -100,6 +104,6 @@ def test_compacted_ids_keep_their_class(values):
 def test_layers_are_kept():
     layers = np.stack([MASK[0], np.zeros_like(MASK[0])])
     layers[1, 5:9, 6:20] = 5
-    item = TrainTransform(41, None)(RAW, layers, [*CAT, 7], [*CROWD, 0])
+    item = train_transform(41, None)(RAW, layers, [*CAT, 7], [*CROWD, 0])
     assert item["msk"].shape == (2, 41, 53)
     assert item["bbx"][5].tolist() == [5, 6, 9, 20]

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.train_transform import train_transform
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import (
@@ -21,7 +22,6 @@ from seamseg.data.loader import (
     translate_worker_errors,
 )
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -147,8 +147,7 @@ def test_a_batch_that_cannot_be_sent(capfd):
 
 
 def dataset(root, split="train", kind=PanopticDataset, **options):
-    augmentation = AugmentationOptions(random_flip=True, random_scale=(0.5, 2))
-    return kind(root, split, TrainTransform(16, 64, augmentation=augmentation), **options)
+    return kind(root, split, train_transform(16, 64, random_flip=True, random_scale=(0.5, 2)), **options)
 
 
 def same(a, b):

@@ -10,13 +10,14 @@ from support.golden_backbones import golden_vistas, sample_positions
 from support.golden_files import DATA, array, tensor
 from support.micro import make_dataset, narrow_body
 from support.semantic_networks import semantic_config, semantic_net
+from support.train_transform import train_transform
 from torch.nn import functional
 from torch.testing import assert_close
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
-from seamseg.data.transforms import Normalise, TrainTransform
+from seamseg.data.transforms import Normalise
 from seamseg.inference.images import network_input
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.tta import Augmentation, predict_augmented
@@ -71,7 +72,7 @@ def test_folding_changes_nothing_but_time(pooling_size):
 @pytest.fixture
 def items(tmp_path):
     """Two samples of the micro data set."""
-    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", TrainTransform(64, 128))
+    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", train_transform(64, 128))
     return [dataset[0], dataset[1]]
 
 
