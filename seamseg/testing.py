@@ -14,7 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ def check_component(
         config = Path(folder, "tiny.ini")
         config.write_text(_TINY)
         for number, component in enumerate(found):
-            check = _Check(component, _overrides(component, str(source), keys or {}), config, Path(data or city))
-            check.work, check.image = Path(folder, str(number)), min((city / "img").iterdir())
+            overrides, image = _overrides(component, str(source), keys or {}), min((city / "img").iterdir())
+            check = _Check(component, overrides, config, Path(data or city), Path(folder, str(number)), image)
             try:
                 with named_errors(component.section, component.module):
                     lines += [f"{component.section}: {line}" for line in check.run(deterministic)]
@@ -179,14 +179,16 @@ class _StopAfter(Callback):
             run.stop("check")
 
 
+@dataclass(frozen=True)
 class _Check:
     """The check of a component, with a folder for its runs and an image to predict."""
 
+    component: Component
+    overrides: tuple[str, ...]
+    config: Path
+    data: Path
     work: Path
     image: Path
-
-    def __init__(self, component: Component, overrides: tuple[str, ...], config: Path, data: Path) -> None:
-        self.component, self.overrides, self.config, self.data = component, overrides, config, data
 
     def run(self, deterministic: bool) -> Iterator[str]:
         """Run the checks that the kind has, and yield what was checked."""
