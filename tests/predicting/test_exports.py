@@ -167,9 +167,9 @@ def test_scores_of_the_official_cityscapes_tools(exported, tmp_path):
     assert np.mean(known) == pytest.approx(scores.mIoU, abs=1e-12)
     instances = official.instance_level(truth, found / "instance", tmp_path)["averages"]
     ours = evaluate_cityscapes(truth, found)
-    assert instances["allAp"] == pytest.approx(ours.instance.AP, abs=1e-12)
+    assert instances["allAp"] == pytest.approx(ours.instance.means["AP"], abs=1e-12)
     assert pytest.approx(scores.PQ, abs=1e-12) == ours.panoptic.PQ
-    assert ours.pixel.IoU == pytest.approx(scores.mIoU, abs=1e-12)
+    assert ours.pixel.means["IoU"] == pytest.approx(scores.mIoU, abs=1e-12)
     assert not ours.not_found
 
 
