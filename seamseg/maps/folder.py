@@ -5,6 +5,7 @@ Custom heads may read further folders (docs/how-to/extend.md).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -143,9 +144,8 @@ class DatasetFolder:
                 f"{path}: {len(unknown)} of {len(ids)} images are not in metadata.bin, the first is {unknown[0]!r}; "
                 "prepare the data set again"
             )
-        if len(set(ids)) != len(ids):
-            seen: set[str] = set()
-            twice = next(i for i in ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+        twice = next((i for i, count in Counter(ids).items() if count > 1), None)
+        if twice is not None:
             raise InputError(f"{path}: image {twice!r} is listed twice")
         return [self._by_id[i] for i in ids]
 
@@ -176,7 +176,7 @@ class DatasetFolder:
         info = self.info(image_id)
         layers = []
         for path in self.mask_paths(image_id):
-            layer = open_mask(path, count_rows=False)  # `prepare` and `prepare --check` have counted them
+            layer = open_mask(path)
             if layer.shape != info.size:
                 raise UnreadableImage(
                     f"{path}: the mask is {layer.shape[1]} x {layer.shape[0]} pixels (width x height), "

@@ -39,8 +39,6 @@ ANNOTATION_BYTES = 4 * GIB
 IMAGE_BYTES = GIB
 """Largest image file that is read into memory from an archive: more than an uncompressed image of `MAX_PIXELS`
 (`seamseg/maps/images.py`) with four bytes per pixel, 768 MiB."""
-PATH_CHARACTERS = 4096
-"""Longest path in an archive; the limit of Linux in bytes."""
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size may have any compression ratio."""
 RATIO = 50

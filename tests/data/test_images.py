@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from support.png_streams import chunk, rgb_png
+from support.png_streams import rgb_png
 
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, image_size, open_image, open_mask, open_reduced, pixels_of
 from seamseg.utils.errors import UnreadableImage
@@ -171,29 +171,11 @@ def test_masks(tmp_path):
         assert np.array_equal(mask, ids)
 
 
-@pytest.mark.parametrize(("mode", "interlaced"), [("L", 0), ("I;16", 0), ("1", 0), ("L", 1)])
-def test_masks_that_lack_rows(tmp_path, mode, interlaced):
-    """Of the compressed rows only the first half is there: Pillow fills the others with black."""
+def test_masks_with_a_wrong_checksum():
     whole = io.BytesIO()
-    Image.new(mode, (13, 9), 1).save(whole, "PNG")
-    data = bytearray(whole.getvalue())
-    data[28] = interlaced
-    row = 1 + {"L": 13, "I;16": 26, "1": 2}[mode]
-    head = data[:8] + chunk(b"IHDR", bytes(data[16:29]))
-    path = tmp_path / "a.png"
-    # an interlaced image has more rows in all
-    for rows, black, problem in ((9, 0, interlaced), (4, 0, 1), (9, 1, interlaced), (0, 1, 1)):
-        stream = zlib.compress(bytes([0, *[1 - black] * (row - 1)]) * rows)
-        path.write_bytes(head + chunk(b"IDAT", stream) + chunk(b"IEND", b""))
-        if problem:
-            with pytest.raises(
-                UnreadableImage, match=r"a\.png: corrupt image: (it holds \d+ bytes of the \d+|image file)"
-            ):
-                open_mask(path)
-        else:
-            assert open_mask(path).shape == (9, 13)
+    Image.new("L", (13, 9), 1).save(whole, "PNG")
     damaged = bytearray(whole.getvalue())
-    at = data.index(b"IDAT")
-    damaged[at + 4 + int.from_bytes(data[at - 4 : at], "big")] ^= 1
+    at = damaged.index(b"IDAT")
+    damaged[at + 4 + int.from_bytes(damaged[at - 4 : at], "big")] ^= 1
     with pytest.raises(UnreadableImage, match=r"a\.png: corrupt image: the checksum of its IDAT chunk"):
-        open_mask(path, bytes(damaged))
+        open_mask("a.png", bytes(damaged))

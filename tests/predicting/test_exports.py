@@ -191,8 +191,8 @@ def test_cityscapes_frames_have_a_city_folder(frame, city):
         ("cityscapes", changed(categories=["road", "sky", "person", "boat"]), "'boat' is not a class of Cityscapes"),
         ("cityscapes", changed(categories=["road", "car", "person", "rider"]), "'car' is stuff here but a thing in"),
         ("cityscapes", changed(categories=["road", "sky", "car", "Car"]), "two classes are 'Car'"),
-        ("vistas", changed(original_ids=[0, 1, 2, 255]), "original id 255"),
-        ("vistas", changed(original_ids=[0, 1, 2, 2]), "two classes have the original id 2"),
+        ("vistas", changed(original_ids=[0, 1, 2, 255]), "must differ and be 0 to 254"),
+        ("vistas", changed(original_ids=[0, 1, 2, 2]), "must differ and be 0 to 254"),
     ],
 )
 def test_classes_that_a_format_cannot_hold(tmp_path, format_, classes, message):

@@ -81,6 +81,6 @@ def segments(root: Path, image_id: str) -> list[tuple[str, int, int]]:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Return the content of every file by path, without the account of a conversion, which depends on the source."""
-    files = (p for p in sorted(root.rglob("*")) if p.is_file() and p.name != "prepared.json")
+    """Return the content of every file by path, without the journal of a conversion, which depends on the source."""
+    files = (p for p in sorted(root.rglob("*")) if p.is_file() and p.parent.name != ".prepare")
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}

@@ -1,16 +1,12 @@
 """Sources and images that would fill the memory: refused in one line, with little of it, however small the file is."""
 
-import bz2
-import gzip
 import io
 import json
-import lzma
 import re
 import sys
 import tarfile
 import tracemalloc
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +18,6 @@ import seamseg
 from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_image, open_mask
-from seamseg.maps.prepare.archives import SourceTree
 from seamseg.maps.prepare.class_file import read_class_list
 from seamseg.maps.prepare.coco_instances import decode_segmentation
 from seamseg.maps.prepare.merge import read_rules
@@ -68,13 +63,6 @@ from seamseg.maps.formats.metadata import Metadata
         assert growth < 48, f"{call}: {growth} MiB to refuse it"
 
 
-def test_tar_files_of_other_kinds(tmp_path: Path) -> None:
-    sparse = member("a.jpg", 512, tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT)
-    (tmp_path / "sparse.tar").write_bytes(sparse + bytes(1024))
-    with pytest.raises(InputError, match=r"sparse\.tar: .*a\.jpg is packed in an unusual way \(sparse\)"):
-        SourceTree(tmp_path)
-
-
 @pytest.mark.parametrize(("kind", "size"), [(tarfile.XHDTYPE, -512), (tarfile.XGLTYPE, -7)], ids=["one", "all"])
 def test_negative_sizes_in_tar_files(tmp_path: Path, kind: bytes, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """CVE-2025-8194: `tarfile` reads the same header for ever, if an extended header gives a file such a size."""
@@ -85,16 +73,8 @@ def test_negative_sizes_in_tar_files(tmp_path: Path, kind: bytes, size: int, mon
     left, read = iter(range(20)), LimitedTarInfo.frombuf
     monkeypatch.setattr(LimitedTarInfo, "frombuf", lambda *a: (next(left), read(*a))[1])
     problem = f"a file of {size} bytes, .*"
-    with pytest.raises(InputError, match=rf"a\.tar: not a tar file, or a truncated one \({problem}\)"):
-        SourceTree(tmp_path)
-
-
-@pytest.mark.parametrize(("pack", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (gzip.compress, "gzip")])
-def test_tar_files_under_the_name_of_another_kind(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
-    path = tmp_path / "b.tar"
-    path.write_bytes(pack(bytes(10_240)))
-    with pytest.raises(InputError, match=rf"b\.tar: is compressed by {name} and cannot be read in place; unpack it"):
-        SourceTree(tmp_path)
+    with pytest.raises(tarfile.ReadError, match=problem), tarfile.open(path, tarinfo=LimitedTarInfo) as archive:
+        list(archive)
 
 
 def test_streams_are_read_in_blocks_to_the_limit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.maps.panoptic_map import ClassInfo, SegmentInfo
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, describe_error
 from seamseg.utils.files import join_inside, read_json
 from seamseg.utils.limits import ANNOTATION_BYTES, whole_number
 
@@ -54,26 +54,28 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected a COCO panoptic JSON")
     content = read_json(path, "COCO panoptic JSON", ANNOTATION_BYTES)
-    if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
-        raise InputError(f"{path}: not a COCO panoptic file: `annotations` is not a list")
-    annotations = [_annotation(entry, path) for entry in content["annotations"]]
-    images = content.get("images") or []
-    if not isinstance(images, list):
-        raise InputError(f"{path}: not a COCO panoptic file: `images` is not a list")
     try:
-        image_names = {
-            _image_id(image["id"]): str(image["file_name"])
-            for image in images
-            if isinstance(image, dict) and isinstance(image.get("id"), (int, float, str)) and "file_name" in image
-        }
-    except ValueError as error:
-        raise InputError(f"{path}: invalid image id ({error})") from error
+        annotations = [
+            Annotation(_image_id(entry["image_id"]), str(entry["file_name"]), list(entry["segments_info"]))
+            for entry in content["annotations"]
+        ]
+        images = content.get("images") or []
+        image_names = {_image_id(i["id"]): str(i["file_name"]) for i in images if "file_name" in i and "id" in i}
+        entries = content.get("categories")
+        categories = None if entries is None else [_category(entry) for entry in entries]
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InputError(
+            f"{path}: not a COCO panoptic file ({describe_error(error)}); it needs `annotations` with `image_id`, "
+            "`file_name` and `segments_info`, and `categories` with `id`, `name` and `isthing`"
+        ) from error
+    if categories is not None and len({category.id for category in categories}) < len(categories):
+        raise InputError(f"{path}: two categories have the same id")
     where = default_folder(path) if folder is None else Path(folder)
     if not where.is_dir():
         raise InputError(
             f"{where}: no such folder (PNGs of {path.name}); name another one with `gt_folder` or `pred_folder`"
         )
-    return CocoPanoptic(path, where, annotations, _categories(content, path), image_names, _colours(content))
+    return CocoPanoptic(path, where, annotations, categories, image_names, _colours(content))
 
 
 def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
@@ -110,11 +112,10 @@ def _image_id(value: Any) -> int | str:
     return value if isinstance(value, str) else whole_number(value)
 
 
-def _is_thing(entry: Any) -> bool:
-    value = entry["isthing"]
-    if value not in (0, 1):
-        raise ValueError(f"isthing {value!r:.40}, expected 0 or 1")
-    return bool(value)
+def _category(entry: dict[str, Any]) -> ClassInfo:
+    if entry["isthing"] not in (0, 1):
+        raise ValueError(f"isthing {entry['isthing']!r:.40}, expected 0 or 1")
+    return ClassInfo(str(entry.get("name", entry["id"])), whole_number(entry["id"]), bool(entry["isthing"]))
 
 
 def _area(value: Any) -> int | float:
@@ -129,35 +130,6 @@ def _score(value: Any) -> float | None:
     """Parse an optional score; None if it is not finite."""
     score = math.nan if value is None else float(value)
     return score if math.isfinite(score) else None
-
-
-def _annotation(entry: Any, path: Path) -> Annotation:
-    try:
-        image_id, file_name, segments = _image_id(entry["image_id"]), str(entry["file_name"]), entry["segments_info"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path}: not a COCO panoptic file: every annotation needs `image_id`, `file_name` and `segments_info` "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    if not isinstance(segments, list):
-        raise InputError(f"{path}: not a COCO panoptic file: the annotation of {file_name} is invalid")
-    return Annotation(image_id, file_name, segments)
-
-
-def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
-    entries = content.get("categories")
-    if entries is None:
-        return None
-    try:
-        classes = [ClassInfo(str(c.get("name", c["id"])), whole_number(c["id"]), _is_thing(c)) for c in entries]
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise InputError(
-            f"{path}: every category needs `id`, `name` and `isthing` ({type(error).__name__}: {error})"
-        ) from error
-    ids = [c.id for c in classes]
-    if len(set(ids)) != len(ids):
-        raise InputError(f"{path}: two categories have the same id")
-    return classes
 
 
 def _colours(content: dict[str, Any]) -> dict[int, tuple[int, int, int]]:

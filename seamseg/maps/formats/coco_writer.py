@@ -49,8 +49,7 @@ class CocoPanopticWriter:
     ) -> CocoEntry:
         """Write an id map like :meth:`write`, but keep crowds; ids without a segment become void."""
         annotation, values = encode_panoptic(image_id, segments, self.classes, self.palette)
-        path = join_inside(self.folder, f"{image_id}.png")
-        write_id_png(path, id_map, values)
+        write_id_png(join_inside(self.folder, f"{image_id}.png"), id_map, values)
         height, width = id_map.shape
         image = {"id": image_id, "file_name": image_name or f"{image_id}", "height": height, "width": width}
         return {"image": image, "annotation": annotation}

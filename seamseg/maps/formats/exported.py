@@ -21,7 +21,7 @@ from seamseg.version import __version__
 METADATA_KEY = "seamseg"
 """Name of the text in a file."""
 FORMAT = 1
-"""Version of the text; a reader refuses files of a later one."""
+"""Version of the text; a reader refuses files of another one."""
 QUERY_OUTPUTS = ("class_logits", "mask_logits")
 """Names of the outputs of panoptic networks of queries, see :attr:`ExportedMetadata.query_classes`."""
 MAX_EXAMPLE_SIDE = 4096
@@ -124,38 +124,25 @@ class ExportedMetadata:
 
     @staticmethod
     def from_json(text: str, source: str) -> ExportedMetadata:
-        """Read the text of the file `source`; InputError if it is damaged, or of a later format."""
-        content = _parse(text, source)
+        """Read the text of the file `source`; InputError if it is damaged, or of another format."""
         own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}
-        extra = {name: value for name, value in content.items() if name not in own}
-        given = {name: value for name, value in content.items() if name in own}
         try:
+            content = json.loads(text)
+            if (found := content.pop("format")) != FORMAT:
+                raise ValueError(f"of format {found!s:.20}, this version reads format {FORMAT}")
+            extra = {name: value for name, value in content.items() if name not in own}
+            given = {name: value for name, value in content.items() if name in own}
             given["metadata"] = _classes(given["metadata"], source)
             for name in ("mean", "std", "size", "sides", "reference", "query_classes"):
                 if given.get(name) is not None:
                     given[name] = tuple(given[name])
             given["maps"] = {name: _map_format(spec) for name, spec in given.get("maps", {}).items()}
             return ExportedMetadata(extra=extra, **given)
-        except (InputError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (InputError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             reason = one_line(error)[:200]
-            raise InputError(f"{source}: its seamseg metadata is damaged ({reason}): export it again") from None
-
-
-def _parse(text: str, source: str) -> dict[str, Any]:
-    """Return the object of a text whose format this version reads, without the key `format`."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"{source}: its seamseg metadata is not JSON: the file is damaged, export it again") from None
-    found = content.pop("format", None) if isinstance(content, dict) else None
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InputError(f"{source}: its seamseg metadata has no format number: the file is damaged, export it again")
-    if found > FORMAT:
-        raise InputError(
-            f"{source}: was exported by seamseg {content.get('version')!s:.20} in format {found}, this version reads "
-            f"format {FORMAT}: update seamseg or export it again"
-        )
-    return content
+            raise InputError(
+                f"{source}: its seamseg metadata is damaged, or of another version ({reason}): export it again"
+            ) from None
 
 
 def _classes(content: dict[str, Any], source: str) -> Metadata:

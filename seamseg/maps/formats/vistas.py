@@ -27,17 +27,10 @@ _LARGEST_LABEL = 255
 def vistas_labels(metadata: Metadata, source: str) -> list[int]:
     """Return the label of each class, its `original_ids`; InputError if two are equal, or one does not fit a byte."""
     ids = [int(i) for i in metadata.original_ids]
-    twice = next((i for k, i in enumerate(ids) if i in ids[:k]), None)
-    if twice is not None:
+    if len(set(ids)) < len(ids) or not 0 <= min(ids) <= max(ids) < _LARGEST_LABEL:
         raise InputError(
-            f"{source}: two classes have the original id {twice}, which the format vistas does not support; "
-            "use the format coco"
-        )
-    wrong = next((i for i in ids if not 0 <= i < _LARGEST_LABEL), None)
-    if wrong is not None:
-        raise InputError(
-            f"{source}: a class has the original id {wrong}, but the labels of the format vistas are 0 to "
-            f"{_LARGEST_LABEL - 1}; use the format coco"
+            f"{source}: the original ids of the classes must differ and be 0 to {_LARGEST_LABEL - 1} in the format "
+            f"vistas, not {ids}; use the format coco"
         )
     return ids
 

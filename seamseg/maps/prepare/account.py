@@ -1,6 +1,6 @@
 """The journal of a conversion, and its account: what it used of each split, and what it skipped and why.
 
-The accounts of a dataset folder are in its `prepared.json`.
+The journal of a split is `.prepare/<split>.jsonl` of a dataset folder; its last line is the account.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seamseg.maps.formats.metadata import Metadata, pack_metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.utils.errors import InputError, counted, one_line
-from seamseg.utils.files import cannot_write, read_bytes, write_atomically, write_json
+from seamseg.utils.files import cannot_write, read_bytes, write_atomically
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
-FILE = "prepared.json"
+JOURNALS = ".prepare"
 
 FURTHER_FRAMES = "all frames but the first of an image"
 """Reason of the writer for images with several frames."""
@@ -37,15 +37,13 @@ def add_skipped(skips: Skips, reason: str, item: object, count: int = 1) -> None
 class SplitAccount:
     """The used and the skipped parts of a split; numbers of segments without the background, of objects with crowds.
 
-    `frames` has by id of an image the `stamp` of its sources and of the options, reason and name of each of its
-    `skipped` objects, and its `void` pixels. `void` is the share of the pixels.
+    `void` is the share of the pixels.
     """
 
     images: int = 0
     segments: int = 0
     objects: int = 0
     skipped: Skips = field(default_factory=dict)
-    frames: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
     void: float = 0.0
 
     def lines(self, split: str) -> list[str]:
@@ -58,38 +56,18 @@ class SplitAccount:
         return [f"{used}, of which {counted(self.objects, 'object')}", *skipped]
 
 
-def read_accounts(root: Path) -> dict[str, SplitAccount]:
-    """Return the accounts of a dataset folder by split; empty if it has none, InputError for other content."""
-    path = root / FILE
-    if not path.is_file():
-        return {}
-    try:
-        splits = parse_json(read_bytes(path, "account of the conversion", ANNOTATION_BYTES))["splits"]
-        return {str(name): _account(split) for name, split in splits.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise InputError(
-            f"{path}: not the account of a conversion ({type(error).__name__}: {error}); delete the file"
-        ) from None
-
-
-def _account(split: dict[str, Any]) -> SplitAccount:
-    skipped = {str(reason): (int(count), str(first)) for reason, (count, first) in split["skipped"].items()}
-    frames = {
-        str(name): {
-            "stamp": str(frame["stamp"]),
-            "skipped": [(str(why), str(item)) for why, item in frame["skipped"]],
-            "void": int(frame["void"]),
-        }
-        for name, frame in split["frames"].items()
-    }
-    return SplitAccount(
-        int(split["images"]), int(split["segments"]), int(split["objects"]), skipped, frames, float(split["void"])
-    )
-
-
-def write_accounts(root: Path, accounts: dict[str, SplitAccount]) -> None:
-    """Write the accounts of a dataset folder."""
-    write_json(root / FILE, {"splits": {name: asdict(account) for name, account in accounts.items()}})
+def read_accounts(root: Path) -> dict[str, SplitAccount | None]:
+    """Return the accounts of a dataset folder by split, None after an interruption; InputError for other content."""
+    found: dict[str, SplitAccount | None] = {}
+    for path in sorted((root / JOURNALS).glob("*.jsonl")):
+        try:
+            last = parse_json(read_bytes(path, "journal of the conversion", ANNOTATION_BYTES).splitlines()[-1])
+            found[path.stem] = SplitAccount(**last["account"]) if "account" in last else None
+        except (ValueError, LookupError, TypeError) as error:
+            raise InputError(
+                f"{path}: not the journal of a conversion ({type(error).__name__}: {error}); delete the file"
+            ) from None
+    return found
 
 
 def account_of(
@@ -99,51 +77,48 @@ def account_of(
 
     `records` are those of its images, `skipped` is what the source has besides, the class `background` is not counted.
     """
-    frames = {record["id"]: {key: record[key] for key in ("stamp", "skipped", "void")} for record in records}
     segments = sum(category not in (VOID, background) for record in records for category in record["cat"])
-    lost = {reason: skips for reason, skips in all_skipped({}, frames).items() if reason != FURTHER_FRAMES}
+    every, lost = dict(skipped), Skips()
+    for reason, item in (skip for record in records for skip in record["skipped"]):
+        for skips in (every, lost) if reason != FURTHER_FRAMES else (every,):
+            add_skipped(skips, reason, item)
     if lost and not segments:
         reasons = "; ".join(f"{count}: {reason} (the first is {first})" for reason, (count, first) in lost.items())
         raise InputError(f"no object can be used: {reasons}")
     objects = sum(len(record["annotations"]) for record in records)
     pixels = sum(record["size"][0] * record["size"][1] for record in records)
     void = sum(record["void"] for record in records) / max(1, pixels)
-    return SplitAccount(len(records), segments, objects, all_skipped(skipped, frames), frames, void)
-
-
-def all_skipped(skipped: Mapping[str, tuple[int, str]], frames: Mapping[str, dict[str, Any]]) -> Skips:
-    """Return what was skipped besides the images of a split, and the objects on these (`frames` of the account)."""
-    found = dict(skipped)
-    for frame in frames.values():
-        for reason, item in frame["skipped"]:
-            add_skipped(found, reason, item)
-    return found
+    return SplitAccount(len(records), segments, objects, every, void)
 
 
 class Journal:
-    """Records of finished images, one per line; a journal with other classes is ignored."""
+    """Records of finished images, one per line, and the account; a journal with other classes is ignored."""
 
-    def __init__(self, path: Path, classes: Metadata) -> None:
-        self._path = path
-        self._header = {"journal": 2, "classes": pack_metadata(classes).hex()}
+    def __init__(self, root: Path, split: str, classes: Metadata) -> None:
+        self._path = root / JOURNALS / f"{split}.jsonl"
+        self._header = {"journal": 3, "classes": pack_metadata(classes).hex()}
+
+    def exists(self) -> bool:
+        """Return whether the split has been converted, or its conversion been started."""
+        return self._path.is_file()
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Return the records by id; none of a journal that is missing or of other classes."""
-        if not self._path.is_file():
-            return {}
-        values = []
-        for line in self._path.read_bytes().splitlines():
-            try:
-                values.append(parse_json(line))
-            except ValueError:  # written in part: the process was killed, or the disk full
-                break
-        if not values or values[0] != self._header:
-            return {}
-        return {record["id"]: record for record in values[1:]}
+        records: dict[str, dict[str, Any]] = {}
+        if not self.exists():
+            return records
+        try:
+            lines = map(parse_json, self._path.read_bytes().splitlines())
+            for line in lines if next(lines, None) == self._header else ():
+                if "id" in line:
+                    records[line["id"]] = line
+        except (ValueError, TypeError):  # written in part: the process was killed, or the disk full
+            pass
+        return records
 
     @contextmanager
     def appending(self, keep: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Rewrite the journal with the records to keep, and yield a function that appends one."""
+        """Rewrite the journal with the records to keep, and yield a function that appends a line."""
         lines = [json.dumps(line) + "\n" for line in (self._header, *keep)]
         write_atomically(self._path, "".join(lines).encode())
         # without a buffer, which would fail again when the file is closed

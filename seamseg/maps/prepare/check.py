@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from seamseg.maps.folder import IMAGE_EXTENSIONS, DatasetFolder, void_warning
+from seamseg.maps.folder import DatasetFolder, void_warning
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image, open_mask
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.prepare.account import SplitAccount, read_accounts
+from seamseg.maps.prepare.account import JOURNALS, SplitAccount, read_accounts
 from seamseg.utils.errors import InputError, counted
-from seamseg.utils.files import PARTIAL, is_hidden, listed_names, read_bytes
+from seamseg.utils.files import listed_names, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.progress import ProgressCallback, no_progress
@@ -100,53 +100,21 @@ def check_coco_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> lis
 
 def _errors_of_coco(content: dict[str, Any], m: Metadata, ids: set[str]) -> list[str]:
     sizes = {image.id: image.size for image in m.images}
-    found = []
     images = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
-    for what, end, lost in (
-        ("lacks", "", sorted(ids - set(images))),
-        ("has", ", which the list lacks", sorted(set(images) - ids, key=str)),
-    ):
-        if lost:
-            found.append(f"{what} {counted(len(lost), 'image')}{end}, the first is {lost[0]!r}")
-    wrong = [i for i in ids & set(images) if images[i] != sizes[i]]
-    if wrong:
-        size = f"another size than metadata.bin for {counted(len(wrong), 'image')}"
-        found.append(f"has {size}, the first is {min(wrong)!r}")
+    things = {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}
     categories = {c["id"]: c["name"] for c in content["categories"]}
-    if categories != {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}:
-        found.append("its categories are not the thing classes of metadata.bin")
-    annotations = content["annotations"]
-    unknown_categories = sum(a["category_id"] not in categories for a in annotations)
-    unknown_images = sum(a["image_id"] not in images for a in annotations)
-    if unknown_categories or unknown_images:
-        found.append(f"{unknown_categories} annotations of unknown categories and {unknown_images} of unknown images")
-    if len({a["id"] for a in annotations}) < len(annotations):
-        found.append("annotation ids occur twice")
-    return found
-
-
-def check_unknown_files(folder: DatasetFolder) -> list[Problem]:
-    """Return a warning for a folder with files of no image, also those that a killed conversion left."""
-    known, problems = {image.id for image in folder.metadata.images}, []
-    for name, extensions in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
-        base, unknown = folder.root / name, []
-        for path in sorted(base.rglob("*")) if base.is_dir() else []:
-            below = path.relative_to(base)
-            leftover = path.name.endswith(PARTIAL)
-            hidden = any(map(is_hidden, below.parts)) and not leftover
-            if not hidden and not path.is_dir() and (leftover or _stem(below.as_posix(), extensions) not in known):
-                unknown.append(below)
-        if unknown:
-            text = f"{counted(len(unknown), 'file')} of no image of metadata.bin, the first is {unknown[0]}"
-            problems.append(warning(base, text))
-    return problems
-
-
-def _stem(name: str, extensions: tuple[str, ...]) -> str:
-    base, _, number = name.rpartition(".")
-    if number.isdecimal():  # a further layer of a mask
-        name = base
-    return next((name[: -len(e)] for e in extensions if name.lower().endswith(e)), name)
+    uses = [(a["id"], a["category_id"], a["image_id"]) for a in content["annotations"]]
+    wrong = {
+        "its images are not those of the list": ids ^ set(images),
+        "has images of another size than metadata.bin": {i for i in ids & set(images) if images[i] != sizes[i]},
+        "its categories are not the thing classes of metadata.bin": dict(things.items() ^ categories.items()),
+        "has annotations of unknown categories": {number for number, category, _ in uses if category not in categories},
+        "has annotations of unknown images": {number for number, _, image in uses if image not in images},
+        "has annotations of one id": {
+            number for number, n in Counter(number for number, _, _ in uses).items() if n > 1
+        },
+    }
+    return [f"{text}: {len(ids)}, the first is {min(ids, key=str)!r}" for text, ids in wrong.items() if ids]
 
 
 @dataclass(frozen=True)
@@ -205,7 +173,7 @@ class Report:
             "classes": self.classes,
             "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes],
             "void": self.void,
-            "conversion": {name: asdict(replace(account, frames={})) for name, account in self.accounts.items()},
+            "conversion": {name: asdict(account) for name, account in self.accounts.items()},
         }
 
 
@@ -213,8 +181,8 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     """Read every file of a data set and check consistency; InputError if it has no readable `metadata.bin`.
 
     Errors would stop training or invalidate scores: missing, unreadable or inconsistent files, ids without class, lists
-    with unknown images. Warnings are often mistakes: classes that never occur, images without segments, unknown files,
-    images that are in two splits.
+    with unknown images. Warnings are often mistakes: classes that never occur, images without segments, images that are
+    in two splits.
     """
     folder = DatasetFolder(root)
     images = folder.metadata.images
@@ -229,9 +197,6 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     listed, found = check_lists(folder)
     problems += found
     problems += check_coco_files(folder, listed)
-    if (folder.root / ".prepare").exists():
-        problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
-    problems += check_unknown_files(folder)
     problems += _duplicate_images(folder, checks, listed)
     problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)
@@ -240,7 +205,11 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     sizes = Counter(image.size for image in images).most_common()
     accounts: dict[str, SplitAccount] = {}
     try:
-        accounts = {name: account for name, account in read_accounts(folder.root).items() if name in listed}
+        for name, account in read_accounts(folder.root).items():
+            if account is None:
+                problems.append(warning(folder.root / JOURNALS, "a conversion was interrupted; run it again"))
+            elif name in listed:
+                accounts[name] = account
     except InputError as failure:
         problems.append(_from_exception(failure))
     ordered = sorted(problems, key=lambda p: not p.is_error)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.formats.metadata import Metadata, parse_colour
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.visualize.palette import class_colors
-from seamseg.utils.errors import InputError, describe_error, first_names, one_line
+from seamseg.utils.errors import InputError, describe_error, first_names
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
 
@@ -90,15 +91,10 @@ def build_class_list(entries: list[dict[str, Any]], void: Sequence[int | str], s
     if len(entries) > VOID:
         raise InputError(f"{source}: {len(entries)} classes, more than {VOID}")
     for key in ("id", "name"):
-        values = [e[key] for e in entries]
-        twice = next((v for k, v in enumerate(values) if v in values[:k]), None)
+        uses = Counter([*(e[key] for e in entries), *set(void)])
+        twice = next((value for value, count in uses.items() if count > 1), None)
         if twice is not None:
-            raise InputError(f"{source}: two classes have the {key} {twice!r}")
-    of_void = frozenset(void)
-    for key in ("id", "name"):
-        both = next((e for e in entries if e[key] in of_void), None)
-        if both is not None:
-            raise InputError(f"{source}: {both[key]} is both the {key} of {both['name']!r} and void")
+            raise InputError(f"{source}: two classes, or a class and void, have the {key} {twice!r}")
     classes, class_of = ordered_classes(entries)
     values = [value for value in void if not isinstance(value, str)]
     names = frozenset(value for value in void if isinstance(value, str))
@@ -190,12 +186,9 @@ def _yolo_names(text: str, path: str) -> dict[Any, Any]:
         # aliases can nest a short text without end
         if not all(isinstance(name, str | int) for name in named.values()):
             raise ValueError("`names` holds other things than names")
-        if content.get("nc", len(named)) != len(named):
-            raise ValueError(f"`nc` is {one_line(content['nc'])[:20]}, but `names` has {len(named)}")
         return named
     except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
-        why = str(error) if type(error) is ValueError else describe_error(error)
-        raise InputError(f"{path}: not a data set of YOLO with `names`: {one_line(why)}") from None
+        raise InputError(f"{path}: not a data set of YOLO with `names`: {describe_error(error)}") from None
 
 
 def _from_json(text: str, path: str, kinds: bool) -> tuple[list[dict[str, Any]], list[int | str]]:
@@ -224,8 +217,10 @@ def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int | st
             _check_keys(section, ("ids", "names"), f"{path}: [void]")
             words = section.get("names", "").replace("\n", ",").split(",")
             void = [word.strip() for word in words if word.strip()]
-            if "ids" in section or not void:
-                void += _integers(section.get("ids", ""), f"{path}: [void] ids")
+            try:
+                void += map(int, section.get("ids", "").replace(",", " ").split())
+            except ValueError as error:
+                raise InputError(f"{path}: [void] ids: {error}") from None
             continue
         _check_keys(section, ("id", "kind", "color"), f"{path}: [{name}]")
         entries.append(_entry({"name": name, **section}, f"{path}: [{name}]", "kind"))
@@ -243,24 +238,17 @@ def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
         given = {key: value for key, value in given.items() if value is not None}
         name, number = str(given["name"]), whole_number(given["id"])
         name.encode()  # JSON may hold half a character, which no file can
-        thing = _is_thing(given[kind]) if kind in given else kind == "isthing" and _is_thing(given.get("kind", 1))
+        thing = _is_thing(given[kind] if kind in given or kind == "kind" else given.get("kind", 1))
         colour = given.get("color")
+        if isinstance(colour, str):
+            colour = colour.replace(",", " ").split()
+        colour = None if colour is None else parse_colour(colour)
+        if number < 0:
+            raise ValueError(f"id {number} is negative")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{where}: {what}") from None
-    if kind == "kind" and kind not in given:
-        raise InputError(f"{where}: 'kind' is missing: stuff or thing")
-    if number < 0:
-        raise InputError(f"{where}: id {number} is negative")
-    if isinstance(colour, str):
-        colour = _integers(colour, f"{where}: color")
-    if colour is not None and not _is_colour(colour):
-        raise InputError(f"{where}: color must be three numbers from 0 to 255")
     return {"id": number, "name": name, "thing": thing, "color": colour}
-
-
-def _is_colour(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(isinstance(c, int) and 0 <= c <= 255 for c in value)
 
 
 def _is_thing(value: Any) -> bool:
@@ -270,10 +258,3 @@ def _is_thing(value: Any) -> bool:
     if word not in known:
         raise ValueError(f"{value!r} is neither stuff nor thing")
     return known[word]
-
-
-def _integers(text: str, where: str) -> list[int]:
-    words = text.replace(",", " ").split()
-    if not words or not all(word.isdecimal() and len(word) < 19 for word in words):
-        raise InputError(f"{where}: {text!r} is not a list of integers")
-    return [int(word) for word in words]

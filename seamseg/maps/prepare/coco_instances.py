@@ -28,9 +28,10 @@ from seamseg.maps.prepare.class_file import (
 )
 from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.maps.prepare.pairs import FilesByName, Instances, by_stem, is_image, is_label, number_segments, tree_files
-from seamseg.maps.prepare.panoptic import coco_images, coco_number, coco_records, crowd_flag, id_text, load_json
+from seamseg.maps.prepare.panoptic import INVALID, coco_images, crowd_flag, id_text, load_json
 from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, describe_error
+from seamseg.utils.limits import whole_number
 
 Thing = tuple[Runs, int, int]
 """Pixels of an object, class and crowd flag"""
@@ -39,13 +40,12 @@ _Stated = tuple[Any, Any]
 
 
 class _Annotation(NamedTuple):
-    """An annotation of a COCO file; `boxed` if it has a box."""
+    """An annotation of a COCO file."""
 
     category: int
     crowd: int
     segmentation: Any
     name: str
-    boxed: bool
 
 
 _FARTHEST = 16
@@ -56,9 +56,6 @@ _LAYER_PIXELS = 1 << 28
 _MAX_LAYERS, _MAX_OBJECTS = 64, (1 << 16) - 1
 _MAX_RUNS = 1 << 24
 """Runs of pixels of the objects of an image, 16 bytes each."""
-_MERGED_AT_ONCE = 16
-_PART = 1 << 20
-"""Pixels of an object whose indices, 8 bytes each, are in memory at a time."""
 
 
 def prepare_instances(
@@ -131,20 +128,24 @@ def _objects_of(
     """Return name, annotations and stated size of each image of a COCO file."""
     images, rest = coco_images(content, source), background_class(listed.classes)
     objects: dict[str, list[_Annotation]] = {number: [] for number in images}
-    annotations = coco_records(content, "annotations", source)
-    for k, a in enumerate(annotations):
-        name = f"annotation {a.get('id', k)!s:.40}"
-        where = f"{source}: {name}"
-        category = coco_number(a, "category_id", where)
-        found, number = listed.class_of.get(category), id_text(a, "image_id", where)
-        if found is None or (found not in (VOID, rest) and not listed.classes.is_thing(found)):
-            raise InputError(f"{where}: category {category} is not a thing of the class list")
-        if found == rest or number not in images:
-            reason = "an image that the JSON does not list" if found != rest else "the background"
-            options.skip(f"annotation of {reason}", f"{name}, image_id {number}")
-            continue
-        crowd = crowd_flag(a, where) if not options.no_crowds else 0
-        objects[number].append(_Annotation(category, crowd, a.get("segmentation"), name, bool(a.get("bbox"))))
+    annotations = content["annotations"]
+    where = source
+    try:
+        for k, a in enumerate(annotations):
+            name = f"annotation {a.get('id', k)!s:.40}"
+            where = f"{source}: {name}"
+            category, number = whole_number(a["category_id"]), id_text(a["image_id"])
+            found = listed.class_of.get(category)
+            if found is None or (found not in (VOID, rest) and not listed.classes.is_thing(found)):
+                raise InputError(f"{where}: category {category} is not a thing of the class list")
+            if found == rest or number not in images:
+                reason = "an image that the JSON does not list" if found != rest else "the background"
+                options.skip(f"annotation of {reason}", f"{name}, image_id {number}")
+                continue
+            crowd = crowd_flag(a) if not options.no_crowds else 0
+            objects[number].append(_Annotation(category, crowd, a.get("segmentation"), name))
+    except INVALID as error:
+        raise InputError(f"{where}: {describe_error(error)}; expected `category_id`, `image_id`, `iscrowd`") from None
     if annotations and not any(objects.values()):
         raise InputError(f"{source}: none of its {len(annotations)} annotations is of a category and image of the JSON")
     return [(i["file_name"], (objects[n], (i.get("width"), i.get("height")))) for n, i in images.items()]
@@ -161,15 +162,13 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
         for a in annotations:
             where, item = f"{frame.image}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.image}"
             runs = decode_segmentation(a.segmentation or [], size, where)
-            if _has_shares(a.segmentation):
-                skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
-            elif not len(runs[0]):
-                skipped.append((_why_empty(a, size), item))
+            if not len(runs[0]) or _has_shares(a.segmentation):
+                skipped.append((_why_empty(a.segmentation or []), item))
             elif (category := listed.class_of[a.category]) != VOID:
                 yield runs, category, a.crowd
             else:
-                for pixels in pixels_of(*runs):
-                    columns[pixels] = 0
+                span, inside = span_of(runs)
+                columns[span][inside] = 0
 
     def describe(value: int) -> tuple[int, int]:
         return (rest, 0) if frame.second is None else (listed.class_at(value, frame.second), 1)
@@ -180,23 +179,17 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     below = number_segments(labels, describe, listed.classes)
     del labels
     columns = below.ids.T.ravel()  # void where objects of a void class are
-    found = stack_things(things(), size, frame, lambda: replace(below, ids=columns.reshape(size[::-1]).T))
+    found = stack_things(things(), size, frame, columns, lambda k: (below.cat[k], below.iscrowd[k]), listed.classes)
     return replace(found, skipped=(*found.skipped, *skipped))
 
 
-def _why_empty(annotation: _Annotation, size: tuple[int, int]) -> str:
-    """Return why an annotation has no pixel."""
-    if isinstance(annotation.segmentation, dict) and annotation.segmentation:
-        return "object without a pixel"
-    polygons = _polygons(annotation.segmentation or [])
-    if not any(map(len, polygons)):
-        return "object with a box only, which is not enough" if annotation.boxed else "object without a segmentation"
-    areas = [polygon for polygon in polygons if len(polygon) >= 3]
-    if not areas:
-        return "object of fewer than 3 corners"
-    corners = np.concatenate(areas)
-    outside = (corners.max(axis=0) <= 0) | (corners.min(axis=0) >= size[::-1])
-    return "object outside of the image" if outside.any() else "object without a pixel"
+def _why_empty(segmentation: Any) -> str:
+    """Return why an object cannot be used."""
+    if _has_shares(segmentation):
+        return "object with coordinates from 0 to 1, not in pixels"
+    if isinstance(segmentation, list) and not any(map(len, _polygons(segmentation))):
+        return "object without a segmentation"
+    return "object without a pixel"
 
 
 def _has_shares(segmentation: Any) -> bool:
@@ -226,48 +219,49 @@ def _polygons(segmentation: list[Any]) -> list[np.ndarray]:
 
 
 def stack_things(
-    things: Iterable[Thing], size: tuple[int, int], frame: SourceFrame, find_background: Callable[[], Instances]
+    things: Iterable[Thing],
+    size: tuple[int, int],
+    frame: SourceFrame,
+    values: np.ndarray,
+    describe: Callable[[int], tuple[int, int]],
+    classes: Metadata,
 ) -> Instances:
     """Store objects that may overlap in layers `L x H x W`: each in the first one that is free, singles before crowds.
 
-    Of both the smaller come first. Objects without a pixel are skipped. `find_background`, called after all objects are
-    read, returns what is where no object is. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all
-    layers, or 16 Mi runs are an InputError.
+    Of both the smaller come first. Objects without a pixel are skipped. `values`, of the pixels along the columns, are
+    the segments where no object is, read after all objects; 0 is void, others are described as by
+    :func:`number_segments`. More than 65535 objects and segments, 64 layers, 256 Mi pixels in all layers, or 16 Mi runs
+    are an InputError.
     """
-    things, background = _within_limits(things, size, frame), find_background()
-    area = [int(length.sum()) for (_, length), _, _ in things]
+    objects = _within_limits(things, size, frame)
+    area = [int(length.sum()) for (_, length), _, _ in objects]
     skipped = tuple(("object without a pixel", f"one of {frame.image}") for pixels in area if not pixels)
-    order = sorted((k for k in range(len(things)) if area[k]), key=lambda k: (things[k][2], area[k]))
     cat, iscrowd = [VOID], [0]
-    if len(order) + len(background.cat) - 1 > _MAX_OBJECTS:
-        raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.image}")
     pixels, allowed = size[0] * size[1], _allowed_layers(size)
     layers = np.zeros((allowed, pixels), np.uint16)  # takes the memory of what is written to
     used = np.zeros(pixels, np.min_scalar_type((1 << allowed) - 1))  # a bit for each layer
     count = 1
-    for k in order:
-        (start, length), category, crowd = things[k]
-        taken = 0
-        for inside in pixels_of(start, length):
-            taken |= int(np.bitwise_or.reduce(used[inside]))
+    for k in sorted((k for k in range(len(objects)) if area[k]), key=lambda k: (objects[k][2], area[k])):
+        runs, category, crowd = objects[k]
+        span, inside = span_of(runs)
+        taken = int(np.bitwise_or.reduce(used[span][inside]))
         layer = (~taken & taken + 1).bit_length() - 1
         if layer >= allowed:
             raise _overlap(size, frame)
         count = max(count, layer + 1)
-        for inside in pixels_of(start, length):
-            used[inside] |= used.dtype.type(1 << layer)
-            layers[layer, inside] = len(cat)
+        used[span][inside] |= used.dtype.type(1 << layer)
+        layers[layer, span][inside] = len(cat)
         cat.append(category)
         iscrowd.append(crowd)
     # stuff in the first layer would hide an object of another layer
-    columns = background.ids.T.reshape(-1)
-    for part in _parts(pixels):
-        bare = (used[part] == 0) & (columns[part] > 0)
-        layers[0, part][bare] = columns[part][bare].astype(np.uint16) + np.uint16(len(cat) - 1)
-    cat += background.cat[1:]
-    iscrowd += background.iscrowd[1:]
-    kept, cat, iscrowd = _compact(layers[:count], cat, iscrowd)
-    return Instances(kept.reshape(count, size[1], size[0]).transpose(0, 2, 1), cat, iscrowd, skipped)
+    values = np.where(used == 0, values, values.dtype.type(0))
+    rest = number_segments(values, lambda value: describe(value) if value else (VOID, 0), classes)
+    if len(cat) + len(rest.cat) - 1 > _MAX_OBJECTS:
+        raise InputError(f"{frame.annotation}: more than {_MAX_OBJECTS} objects on {frame.image}")
+    shown = rest.ids > 0
+    layers[0][shown] = rest.ids[shown] + np.uint16(len(cat) - 1)
+    ids = layers[:count].reshape(count, size[1], size[0]).transpose(0, 2, 1)
+    return Instances(ids, cat + rest.cat[1:], iscrowd + rest.iscrowd[1:], skipped)
 
 
 def _allowed_layers(size: tuple[int, int]) -> int:
@@ -292,8 +286,10 @@ def _within_limits(things: Iterable[Thing], size: tuple[int, int], frame: Source
         if total > _allowed_layers(size) * size[0] * size[1]:
             raise _overlap(size, frame)
         if len(found) > _MAX_OBJECTS or runs > _MAX_RUNS:
-            most = f"{_MAX_OBJECTS} objects" if runs <= _MAX_RUNS else f"{_MAX_RUNS} runs of pixels of objects"
-            raise InputError(f"{frame.annotation}: more than {most} on {frame.image}")
+            raise InputError(
+                f"{frame.annotation}: more than {_MAX_OBJECTS} objects, or {_MAX_RUNS} runs of their pixels, on "
+                f"{frame.image}"
+            )
     return found
 
 
@@ -312,43 +308,18 @@ def stack_regions(
             if classes.is_thing(category):
                 yield runs, category, 0
             else:
-                for pixels in pixels_of(*runs):
-                    stuff[pixels] = (category + 1) % (VOID + 1)
+                span, inside = span_of(runs)
+                stuff[span][inside] = (category + 1) % (VOID + 1)
 
-    def background() -> Instances:
-        return number_segments(stuff.reshape(size[::-1]).T, lambda value: (value - 1 if value else VOID, 0), classes)
-
-    return stack_things(things(), size, frame, background)
+    return stack_things(things(), size, frame, stuff, lambda value: (value - 1, 0), classes)
 
 
-def pixels_of(start: np.ndarray, length: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the pixels of runs, counted along the columns, in parts."""
-    end = np.cumsum(length)
-    shift = start - (end - length)
-    for part in _parts(int(end[-1]) if len(end) else 0):
-        first, last = np.searchsorted(end, (part.start, part.stop - 1), side="right")
-        runs = slice(first, last + 1)
-        count = np.diff(np.minimum(end[runs], part.stop), prepend=part.start)
-        yield np.arange(part.start, part.stop) + np.repeat(shift[runs], count)
-
-
-def _parts(pixels: int) -> Iterator[slice]:
-    return (slice(at, min(at + _PART, pixels)) for at in range(0, pixels, _PART))
-
-
-def _compact(layers: np.ndarray, cat: list[int], iscrowd: list[int]) -> tuple[np.ndarray, list[int], list[int]]:
-    """Remove ids without pixels from layers, `L x P`."""
-    present = np.zeros(len(cat), bool)
-    parts = [layer[part] for layer in layers for part in _parts(layers.shape[1])]
-    for values in parts:
-        present[values] = True
-    present[0] = True
-    if not present.all():
-        new_id = (np.cumsum(present) - 1).astype(np.uint16)
-        for values in parts:
-            values[...] = new_id[values]
-    kept = np.flatnonzero(present).tolist()
-    return layers, [cat[k] for k in kept], [iscrowd[k] for k in kept]
+def span_of(runs: Runs) -> tuple[slice, np.ndarray]:
+    """Return the pixels from the first to the last run, counted along the columns, and whether each is in a run."""
+    edges = np.stack((runs[0], runs[0] + runs[1]), axis=1).ravel()
+    if not len(edges):
+        return slice(0), np.zeros(0, bool)
+    return slice(edges[0], edges[-1]), np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
 
 
 def decode_segmentation(segmentation: Any, size: tuple[int, int], where: str) -> Runs:
@@ -373,8 +344,6 @@ def decode_segmentation(segmentation: Any, size: tuple[int, int], where: str) ->
         if length > _OUTLINE_PIXELS:
             raise ValueError(f"its outline is longer than {_OUTLINE_PIXELS} pixels")
         masks = [coco_mask.frPyObjects([polygon.ravel().tolist()], height, width)[0] for polygon in polygons]
-        while len(masks) > 1:  # merging one by one takes quadratic time
-            masks = [coco_mask.merge(masks[k : k + _MERGED_AT_ONCE]) for k in range(0, len(masks), _MERGED_AT_ONCE)]
-        return decode_rle(masks[0]["counts"] if masks else [], height * width)
+        return decode_rle(coco_mask.merge(masks)["counts"] if masks else [], height * width)
     except Exception as error:  # pycocotools raises plain Exception
         raise InputError(f"{where}: {error}") from None

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.prepare.account import Skips, SplitAccount, add_skipped, all_skipped
-from seamseg.maps.prepare.archives import ArchiveMember, File
+from seamseg.maps.prepare.account import Skips, SplitAccount, add_skipped
+from seamseg.maps.prepare.archives import File
 from seamseg.maps.prepare.pairs import spellings
 from seamseg.maps.prepare.writer import DatasetWriter, Link, Reader, SourceFrame
 from seamseg.utils.errors import InputError, counted
@@ -151,10 +151,6 @@ def convert_splits(
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
-            for file in (frame.image, *frame.annotations):
-                # those that an earlier conversion has read are not read again
-                if isinstance(file, ArchiveMember):
-                    file.check_conflict()
             split, photo = owner.setdefault(frame.id, (name, frame.image))
             if str(photo) != str(frame.image):
                 raise InputError(f"{frame.image}: {photo} has the same name ({split}, {name}): rename one of them")
@@ -172,18 +168,14 @@ def _convert_split(
     writer: DatasetWriter, name: str, frames: Sequence[SourceFrame], read: Reader, options: ConversionOptions
 ) -> None:
     skipped, path = options.skipped.get(name, {}), writer.root / "lst" / f"{name}.txt"
-    if writer.is_finished(name, frames, read):
-        known = writer.accounts.get(name)
-        if known is None:
-            options.log(
-                f"{name}: {counted(len(frames), 'image')}, already prepared by a converter that keeps no record of its "
-                f"sources: their changes go unnoticed; to convert it again, delete {path}"
+    if writer.is_finished(name, frames, read, skipped):
+        how = "from the same files with the same options"
+        if name not in writer.accounts:
+            how = (
+                "by a converter that keeps no record of its sources: their changes go unnoticed; to convert it again, "
+                f"delete {path}"
             )
-            return
-        known.skipped = all_skipped(skipped, known.frames)
-        options.log(
-            f"{name}: {counted(len(frames), 'image')}, already prepared from the same files with the same options"
-        )
+        options.log(f"{name}: {counted(len(frames), 'image')}, already prepared {how}")
         return
     before = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
     count = writer.add_split(name, frames, read, skipped)
@@ -193,9 +185,8 @@ def _convert_split(
             f"{name}: files or options have changed since the last conversion: {count} of {len(frames)} images "
             f"converted again, {lost} taken off the list"
         )
-    for other, (shared, changed) in writer.shared_images(name).items():
-        how = f"; {changed} with other labels until now: convert {other} again, or into another folder"
-        options.log(f"{name}: {shared} of its images are also in the list {other}{how if changed else ''}")
+    for other, shared in writer.shared_images(name).items():
+        options.log(f"{name}: {shared} of its images are also in the list {other}")
 
 
 def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,11 +58,10 @@ class GroundTruthFormat:
 
     def _check_names(self, split: str, name_of: Callable[[str], str]) -> None:
         """Raise InputError if two images would have one name in a format without sub-folders."""
-        owners: dict[str, str] = {}
-        for image in self.folder.split(split):
-            owner = owners.setdefault(name_of(image.id), image.id)
-            if owner != image.id:
-                raise InputError(f"images {owner!r} and {image.id!r} would both have the name {name_of(image.id)!r}")
+        names = Counter(name_of(image.id) for image in self.folder.split(split))
+        for name, count in names.items():
+            if count > 1:
+                raise InputError(f"{count} images of {split} would have the name {name!r}")
 
 
 class CocoGroundTruth(GroundTruthFormat):
@@ -75,8 +75,7 @@ class CocoGroundTruth(GroundTruthFormat):
 
     def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
-        target = self.targets(split)[0]
-        dataset_to_coco_panoptic(self.folder, split, target, options.workers, options.progress)
+        dataset_to_coco_panoptic(self.folder, split, self.targets(split)[0], options.workers, options.progress)
 
 
 class CityscapesGroundTruth(GroundTruthFormat):
@@ -206,13 +205,10 @@ def export_dataset(
         raise InputError(f"{folder.root / 'lst'}: no list of images, nothing to export")
     counts = {name: len(folder.split(name)) for name in names}
     writers = [FORMATS[name](folder, Path(out)) for name in dict.fromkeys(formats)]
-    owners: dict[Path, str] = {}
-    for name in names:
-        for target in (target for writer in writers for target in writer.targets(name)):
-            owner = owners.setdefault(target, name)
-            if owner != name:
-                raise InputError(f"{target}: the splits {owner} and {name} would both be written to it")
-    existing = [t for t in owners if (any(t.iterdir()) if t.is_dir() else t.exists())]
+    targets = Counter(target for writer in writers for name in names for target in writer.targets(name))
+    if (twice := next((target for target, count in targets.items() if count > 1), None)) is not None:
+        raise InputError(f"{twice}: two splits would be written to it")
+    existing = [t for t in targets if (any(t.iterdir()) if t.is_dir() else t.exists())]
     if existing and not force:
         raise InputError(f"{existing[0]}: exists already; choose another folder, or overwrite it with `force=True`")
     for writer in writers:

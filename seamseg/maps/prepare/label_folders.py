@@ -16,7 +16,7 @@ import numpy as np
 
 from seamseg.maps.formats import cvat
 from seamseg.maps.idmaps.id_runs import Runs, union_of_runs
-from seamseg.maps.images import PHOTO_ENDINGS, image_size, open_mask, open_object_mask
+from seamseg.maps.images import image_size, open_mask, open_object_mask
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.annotations import mask_runs
 from seamseg.maps.prepare.archives import File, read_file, read_map, size_of
@@ -148,26 +148,23 @@ def find_frames(
     forms = [_ending(given, endings, suffixes[1]) for endings in _FORMS]
     frames = _labelled(photos, forms, instances, folders, suffixes) or _object_files(photos, forms[0], listed)
     if not frames:
-        _check_formats(given)
+        first = next(chain(*forms), None) or next(iter(given), "missing")
         raise InputError(
-            f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}; the first "
-            f"image is {next(iter(photos))}, the first label file {next(chain(*forms), 'missing')}"
-            f"{COCO_JSON if not forms[0] and len(forms[1]) == 1 else ''}"
+            f"{folders[1]}: 0 of {len(photos)} images have labels with the same name{_named(suffixes[1])}: PNG, TIFF, "
+            f"BMP (JPEG changes the values), .json of labelme, .txt of YOLO; the first image is {next(iter(photos))}, "
+            f"the first label file {first}{COCO_JSON if not forms[0] and len(forms[1]) == 1 else ''}"
         )
     parts = sorted(_SPLITS & {PurePosixPath(name).parts[0] for name in photos})
     if len(parts) > 1:
         options.log(f"{folders[0]}: {' and '.join(parts)} become one split; give each folder a --split of its own")
     used = [file for frame in frames for file in (frame.image, *frame.annotations)]
-    options.skip_unused(photos, used, "image without labels")
-    used += photos.values()
-    listed_only = len(photos) < len(every)
-    which = "that is not in the list" if listed_only else f"without {suffixes[0]!r}"
-    options.skip_unused(trees[0], used, f"image {which}", is_image)
-    which = "no image in the list" if listed_only else "no image"
+    listed_only = " in the list" if len(photos) < len(every) else ""
+    options.skip_unused(trees[0], used, f"image without labels{listed_only and ' or not in the list'}", is_image)
     ending = frames[0].annotation.suffix.lower()
     form = next(endings for endings in _FORMS if ending in endings)
-    options.skip_unused(given, used, f"label file of {which}", lambda name: name.lower().endswith(form))
-    options.skip_unused(trees[2], used, f"instance image of {which}", is_label)
+    reason = f"label file of no image{listed_only}"
+    options.skip_unused(given, used, reason, lambda name: name.lower().endswith(form))
+    options.skip_unused(trees[2], used, f"instance image of no image{listed_only}", is_label)
     return frames
 
 
@@ -213,15 +210,6 @@ def _labelled(
                 raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
             frames.append(SourceFrame(_id_of_stem(stem), photo, label, photo.name, number))
     return frames
-
-
-def _check_formats(labels: Mapping[str, File]) -> None:
-    """Raise InputError for label images or masks in a format that does not keep each value."""
-    for name, file in labels.items():
-        ending = PurePosixPath(name).suffix.lower()
-        if ending in (*PHOTO_ENDINGS, ".npy", ".npz", ".mat") and ending not in LABEL_ENDINGS:
-            lossy = " (JPEG changes the values: export the labels again)" if ending.startswith(".j") else ""
-            raise InputError(f"{file}: labels in {ending} are not read; store them as PNG, TIFF or BMP{lossy}")
 
 
 def _id_of_stem(stem: str) -> str:

@@ -85,24 +85,21 @@ def read_rules(path: str | Path) -> MergeRules:
     """
     path = Path(path)
     content = read_json(path, "class mapping", CONFIG_BYTES)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected an object, as {{'car': 'vehicle'}}")
     kinds = {"classes": dict, "splits": dict, "stuff": list, "things": list}
-    if not any(isinstance(content.get(key), (dict, list)) for key in kinds):
-        content = {"classes": content}
-    unknown = sorted(set(content) - set(kinds))
-    if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; valid keys: {', '.join(sorted(kinds))}")
-    for key, kind in kinds.items():
-        given = content.setdefault(key, kind())
-        if not isinstance(given, kind):
-            raise InputError(f"{path}: {key!r} must be {'an object' if kind is dict else 'a list of names'}")
-        if kind is list and not all(isinstance(name, str) for name in given):
-            raise InputError(f"{path}: `stuff` and `things` are lists of names")
-        for name, value in given.items() if kind is dict else ():
-            if not isinstance(value, str) and not (key == "classes" and value is None):
-                raise InputError(f"{path}: {name!r} must map to a name{' or null' if key == 'classes' else ''}")
-    return MergeRules(content["classes"], frozenset(content["stuff"]), frozenset(content["things"]), content["splits"])
+    try:
+        if not any(isinstance(content.get(key), (dict, list)) for key in kinds):
+            content = {"classes": content}
+        given = {key: kind(content.pop(key, ())) for key, kind in kinds.items()}
+        classes, splits, stuff, things = given.values()
+        names = [*stuff, *things, *splits.values(), *(name for name in classes.values() if name is not None)]
+        if content or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"unexpected {', '.join(content) or 'value'}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: not a class mapping ({error}); expected {{'car': 'vehicle'}}, or `classes` and `splits` with "
+            "names by name, `stuff` and `things` with lists of names"
+        ) from None
+    return MergeRules(classes, frozenset(stuff), frozenset(things), splits)
 
 
 def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metadata:

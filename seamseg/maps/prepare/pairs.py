@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_plus, urlsplit
@@ -17,23 +15,17 @@ import numpy as np
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import PHOTO_ENDINGS
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.predictions import MANIFEST
 from seamseg.maps.prepare.archives import ArchiveMember, File, SourceTree
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import is_hidden, nearest_path
+from seamseg.utils.files import nearest_path
 
 _LABEL_SHIFT = 32
 _PART = 1 << 20
-_Paths = dict[str, list[str]]
 
 LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
 """Lossless formats of label images and masks."""
 COCO_JSON = "; one JSON file of all images, as of COCO, is for `seamseg prepare instances` or `panoptic`"
 """Hint for a JSON file in the place of labels."""
-_MADE = ("metadata.bin", ".prepare", MANIFEST)
-"""Files of a folder that `prepare`, `train` or `predict` has written."""
-_FEW = 8
-"""Files of one name that are compared one by one."""
 _UPLOADED = re.compile(r"(?<![^/])upload/\d+/")
 """Folders of Label Studio, which images have nowhere else."""
 
@@ -49,34 +41,19 @@ def is_label(name: str) -> bool:
 
 
 def tree_files(folder: str | Path, what: str) -> dict[str, File]:
-    """Return all files of a folder (with sub-folders and archives) or of an archive, by relative path.
+    """Return all files of a folder, with sub-folders and zip files, or of a zip file: :meth:`SourceTree.all_files`.
 
-    Each real folder is followed once. Folders in it that `prepare` or `predict` has written are no source. InputError
-    names the source `what`.
+    InputError names the source `what`.
     """
     path = Path(folder)
     if not path.exists():
         raise InputError(f"{path}: no such folder or archive ({what}){nearest_path(path)}")
     tree = SourceTree(path)
-    found: dict[str, File] = {}
-    visited: set[str] = set()
-    waiting, links = [""], list[str]()
-    while waiting or links:
-        below = waiting.pop() if waiting else links.pop()  # a folder has its own name rather than that of a link
-        here = os.path.realpath(path / below)
-        # links may form a cycle
-        if here in visited or (below and any(os.path.exists(os.path.join(here, name)) for name in _MADE)):
-            continue
-        visited.add(here)
-        prefix = f"{below}/" if below else ""
-        found.update((prefix + name, file) for name, file in tree.files(below).items())
-        for name in sorted(tree.folders(below), reverse=True):
-            if not is_hidden(name):
-                (links if (path / below / name).is_symlink() else waiting).append(prefix + name)
+    found = tree.all_files()
     if not found and path.is_file():
         hint = COCO_JSON if path.suffix.lower() == ".json" else tree.hint
-        raise InputError(f"{path}: neither a folder nor a .zip or .tar archive with files ({what}){hint}")
-    return {name: found[name] for name in sorted(found)}
+        raise InputError(f"{path}: neither a folder nor a zip file with files ({what}){hint}")
+    return found
 
 
 def by_stem(files: Mapping[str, File], keep: Callable[[str], Any]) -> dict[str, File]:
@@ -112,7 +89,6 @@ class FilesByName:
         self._wanted = frozenset(wanted)
         self._tops = _tops_of_archives(files, self._wanted) if same_tree else {}
         self._paths: dict[str, list[str]] = {}
-        self._by_folder: dict[str, tuple[_Paths, _Paths]] = {}  # by any folder, and by the rarest
         self._used: dict[str, str] = {}
         for path in files:
             if path not in self._wanted:
@@ -140,7 +116,7 @@ class FilesByName:
             if spelling in self._files:
                 return [spelling]
             *folders, own = PurePosixPath(spelling).parts or ("",)
-            fitting = (path for path in self._candidates(folders, own) if self._fits(folders, path))
+            fitting = (path for path in self._paths.get(own, []) if self._fits(folders, path))
             found = list(islice(fitting, 2))
             if len(found) == 1:
                 break
@@ -158,33 +134,11 @@ class FilesByName:
             raise InputError(f"{self._files[path]}: is the only file for both {before!r} and {name!r}; one is missing")
         return self._files[path]
 
-    def _candidates(self, folders: Sequence[str], name: str) -> Iterable[str]:
-        """Return the files of a name that may fit: of one name there may be as many as images, `FRAME/rgb.png`."""
-        paths = self._paths.get(name, [])
-        if len(paths) <= _FEW or not folders:
-            return paths
-        if name not in self._by_folder:
-            every: _Paths = defaultdict(list)
-            rarest: _Paths = defaultdict(list)
-            for path in paths:
-                for folder in dict.fromkeys(self._folders(path)):
-                    every[folder].append(path)
-            for path in paths:
-                rarest[min(self._folders(path), key=lambda folder: len(every[folder]), default="")].append(path)
-            self._by_folder[name] = every, rarest
-        every, rarest = self._by_folder[name]
-        # all folders of the file are among these, or these among those of the file
-        within = (rarest.get(folder, []) for folder in dict.fromkeys(["", *folders]))
-        fewest = min(folders, key=lambda folder: len(every.get(folder, [])))
-        return dict.fromkeys(chain(*within, every.get(fewest, [])))
-
     def _fits(self, folders: Sequence[str], path: str) -> bool:
-        own = self._folders(path)
-        return _is_within(own, folders) or _is_within(folders, own)
-
-    def _folders(self, path: str) -> Sequence[str]:
         own = PurePosixPath(path).parts[:-1]
-        return own[1:] if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)) else own
+        if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)):
+            own = own[1:]
+        return _is_within(own, folders) or _is_within(folders, own)
 
 
 def _tops_of_archives(files: Mapping[str, File], names: Iterable[str]) -> dict[Path | None, str]:

@@ -25,9 +25,11 @@ from seamseg.maps.prepare.convert import (
 )
 from seamseg.maps.prepare.pairs import FilesByName, Instances, is_image, number_segments, tree_files
 from seamseg.maps.prepare.writer import SourceFrame, check_stated_size
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, describe_error
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json, whole_number
 
+INVALID = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""Errors of reading the fields of a JSON file with other content."""
 COCO_SPLITS = ("train2017", "val2017")
 _COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
 
@@ -119,76 +121,53 @@ def load_json(path: File, limit: int = ANNOTATION_BYTES) -> dict[str, Any]:
     return content
 
 
-def coco_records(content: Mapping[str, Any], key: str, source: str) -> list[dict[str, Any]]:
-    """Return a list of a COCO file; InputError if it is none of objects."""
-    found = content.get(key)
-    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
-        raise InputError(f"{source}: `{key}` is not a list of objects")
-    return found
-
-
 def coco_images(content: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
-    """Return the images of a COCO file by :func:`id_text`; InputError if two have one id, or one has no name."""
-    images: dict[str, dict[str, Any]] = {}
-    for k, image in enumerate(coco_records(content, "images", source)):
-        number = id_text(image, "id", f"{source}: image {k}")
-        if number in images:
-            raise InputError(f"{source}: two of its `images` have one id, {number}")
-        if not isinstance(image.get("file_name"), str) or not image["file_name"]:
-            raise InputError(f"{source}: image {number}: `file_name` is not a text")
-        images[number] = image
+    """Return the images of a COCO file by :func:`id_text`; InputError if two have one id, or it has no annotations."""
+    try:
+        images = {id_text(image["id"]): {**image, "file_name": str(image["file_name"])} for image in content["images"]}
+        len(content["annotations"])
+    except INVALID as error:
+        raise InputError(
+            f"{source}: not a COCO file ({describe_error(error)}); expected `annotations`, and `images` with `id` and "
+            "`file_name`"
+        ) from None
+    if len(images) < len(content["images"]):
+        raise InputError(f"{source}: two of its `images` have one id")
     return images
 
 
-def id_text(record: Mapping[str, Any], key: str, where: str) -> str:
-    """Return an id as text, equal for 7, 7.0 and "7"; InputError if it is neither a number nor a text."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise InputError(f"{where}: `{key}` is {'missing' if value is None else 'neither a number nor a text'}")
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+def id_text(value: Any) -> str:
+    """Return an id as text, equal for 7, 7.0 and "7"; ValueError if it is neither a whole number nor a text."""
+    return value if isinstance(value, str) else str(whole_number(value))
 
 
-def crowd_flag(record: Mapping[str, Any], where: str) -> int:
+def crowd_flag(record: Mapping[str, Any]) -> int:
     """Return `iscrowd` as 0 or 1; 0 if it is null or missing."""
-    return int(coco_number(record, "iscrowd", where, 0) != 0)
-
-
-def coco_number(record: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """Return a whole number, which may be text; `default` for null and a missing one. Errors begin with `where`."""
-    value = record.get(key)
-    if value is None:
-        if default is None:
-            raise InputError(f"{where}: `{key}` is missing")
-        return default
-    try:
-        return whole_number(value)
-    except ValueError:
-        raise InputError(f"{where}: `{key}` is {str(value)[:40]!r}, not a whole number") from None
+    return int(whole_number(record.get("iscrowd") or 0) != 0)
 
 
 def find_frames(source: PanopticSource, options: ConversionOptions) -> list[SourceFrame]:
     """Return the annotated images of a split, by id."""
     images = coco_images(source.content, source.name)
-    annotations = coco_records(source.content, "annotations", source.name)
+    annotations = source.content["annotations"]
     photos = FilesByName(source.photos, (image["file_name"] for image in images.values()))
-    masks = FilesByName(source.masks, (str(annotation.get("file_name")) for annotation in annotations))
-    frames, annotated = [], set()
-    for k, annotation in enumerate(annotations):
-        where = f"{source.name}: annotation {k}"
-        number = id_text(annotation, "image_id", where)
-        if number not in images:
-            options.skip("annotation of an image that the JSON does not list", f"image_id {number}")
-            continue
-        name = images[number]["file_name"]
-        info = [
-            (coco_number(s, "id", where), coco_number(s, "category_id", where), crowd_flag(s, where))
-            for s in coco_records(annotation, "segments_info", where)
-        ]
-        mask = masks.get(str(annotation.get("file_name")), source.name, "its folder")
-        photo = photos.get(name, source.name, "its folder")
-        stated = images[number].get("width"), images[number].get("height")
-        annotated.add(number)
-        frames.append(SourceFrame(id_of(name), photo, mask, name, info=(info, stated)))
+    frames, annotated, where = [], set(), source.name
+    try:
+        masks = FilesByName(source.masks, (annotation["file_name"] for annotation in annotations))
+        for k, annotation in enumerate(annotations):
+            where, number = f"{source.name}: annotation {k}", id_text(annotation["image_id"])
+            if number not in images:
+                options.skip("annotation of an image that the JSON does not list", f"image_id {number}")
+                continue
+            name, stated = images[number]["file_name"], (images[number].get("width"), images[number].get("height"))
+            segments = annotation["segments_info"]
+            info = [(whole_number(s["id"]), whole_number(s["category_id"]), crowd_flag(s)) for s in segments]
+            mask = masks.get(annotation["file_name"], source.name, "its folder")
+            photo = photos.get(name, source.name, "its folder")
+            annotated.add(number)
+            frames.append(SourceFrame(id_of(name), photo, mask, name, info=(info, stated)))
+    except INVALID as error:
+        raise InputError(f"{where}: {describe_error(error)}; expected `image_id`, `segments_info`, ...") from None
     if not frames:
         raise InputError(
             f"{source.name}: 0 images found: `annotations` " + ("has none of them" if annotations else "is empty")

@@ -1,8 +1,8 @@
 """Writes a dataset folder from any source: in parallel, atomically and resumable.
 
 A converter lists its images as :class:`SourceFrame` and provides a function that reads the instances of one. Images and
-masks are written atomically; finished images are recorded in a journal (`.prepare/<split>.jsonl`), so that a restart
-skips them. The lists, `coco/*.json` and, last, `metadata.bin` follow.
+masks are written atomically; finished images are recorded in a journal, so that a further run converts only what has
+changed or is missing. The lists, `coco/*.json` and, last, `metadata.bin` follow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -26,35 +26,19 @@ from PIL import Image
 from seamseg.maps.folder import IMAGE_EXTENSIONS
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
 from seamseg.maps.images import has_frames, open_image
-from seamseg.maps.prepare.account import (
-    FURTHER_FRAMES,
-    Journal,
-    SplitAccount,
-    account_of,
-    read_accounts,
-    write_accounts,
-)
+from seamseg.maps.prepare.account import FURTHER_FRAMES, JOURNALS, Journal, SplitAccount, account_of
 from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.maps.prepare.archives import File, decoded, fingerprint, read_file, size_of
 from seamseg.maps.prepare.class_file import background_class
 from seamseg.maps.prepare.pairs import Instances, is_image
 from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
-from seamseg.utils.files import (
-    PARTIAL,
-    cannot_write,
-    join_inside,
-    read_bytes,
-    read_text,
-    replacing,
-    write_atomically,
-)
-from seamseg.utils.limits import ANNOTATION_BYTES, MASK_BYTES, check_memory, parse_json
+from seamseg.utils.files import PARTIAL, cannot_write, join_inside, read_text, replacing, write_atomically
+from seamseg.utils.limits import MASK_BYTES, check_memory
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
 from seamseg.utils.process_settings import return_memory
 from seamseg.utils.progress import ProgressCallback, no_progress
 
-_JOURNALS = ".prepare"
 _JPEG = (".jpg", ".jpeg")  # most images; they have no further frames
 _MOST_FAILED = 20
 
@@ -105,7 +89,7 @@ class DatasetWriter:
         self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
         self.accounts: dict[str, SplitAccount] = {}
-        self._failures: list[SeamsegError] = []
+        self._failed: list[SeamsegError] = []
         if self.root.exists() and not self.root.is_dir():
             raise InputError(f"{self.root}: a file, not a folder")
         if (self.root / "metadata.bin").is_file():
@@ -117,9 +101,8 @@ class DatasetWriter:
                 raise InputError(f"{self.root}: has a data set with other classes; choose another folder, or {how}")
             self.classes = old.without_images()
             self._images = {image.id: image for image in old.images}
-            self.accounts = read_accounts(self.root)
         try:
-            for name in ("img", "msk", "lst", "coco", _JOURNALS):
+            for name in ("img", "msk", "lst", "coco", JOURNALS):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.root, error) from error
@@ -127,10 +110,13 @@ class DatasetWriter:
             for partial_file in (self.root / name).glob(f".*{PARTIAL}"):
                 partial_file.unlink(missing_ok=True)
 
-    def is_finished(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> bool:
+    def is_finished(
+        self, split: str, frames: Sequence[SourceFrame], read: Reader, skipped: Mapping[str, tuple[int, str]] = {}
+    ) -> bool:
         """Return whether the folder has this split, complete and of the same images, annotations and options.
 
-        A split without an account, as of the original's converter, may have been edited: its sources are not compared.
+        A split without a journal, as of the original's converter, may have been edited: its sources are not compared.
+        Of others the account is set.
         """
         names = ("metadata.bin", f"lst/{split}.txt", f"coco/{split}.json")
         if not all((self.root / name).is_file() for name in names):
@@ -138,10 +124,16 @@ class DatasetWriter:
         listed = set(self._listed(split))
         if listed != {frame.id for frame in frames} or not all(i in self._images and self._files(i) for i in listed):
             return False
-        if split not in self.accounts:
+        journal = Journal(self.root, split, self.classes)
+        if not journal.exists():
             return True
-        stamps = {i: known["stamp"] for i, known in self.accounts[split].frames.items()}
-        return stamps == {frame.id: _stamp(frame, read) for frame in frames}
+        records = journal.read()
+        for frame in frames:
+            record = records.get(frame.id)
+            if record is None or record["stamp"] != _stamp(frame, read) or _info(record) != self._images[frame.id]:
+                return False
+        self.accounts[split] = account_of([records[f.id] for f in frames], skipped, background_class(self.classes))
+        return True
 
     def check_images(self, frames: Iterable[SourceFrame], lists: Iterable[str]) -> None:
         """Raise InputError if one of these lists has another image under the name of a frame."""
@@ -162,15 +154,11 @@ class DatasetWriter:
             return np.array_equal(np.asarray(decoded(photo, open_image)), np.asarray(open_image(path)))
         return read_file(photo) == read_file(path)
 
-    def shared_images(self, split: str) -> dict[str, tuple[int, int]]:
-        """Return how many images a list shares with each other list, and how many of them have new labels there."""
-        lists = {path.stem: set(self._listed(path.stem)) for path in self.root.glob("lst/*.txt")}
-        mine, found = lists.pop(split), {}
-        for name, other in sorted(lists.items()):
-            known = self.accounts[name].frames if name in self.accounts else other
-            if mine & other:
-                found[name] = len(mine & other), len((mine & other).difference(known))
-        return found
+    def shared_images(self, split: str) -> dict[str, int]:
+        """Return how many images a list shares with each other list."""
+        lists = {path.stem: set(self._listed(path.stem)) for path in sorted(self.root.glob("lst/*.txt"))}
+        mine = lists.pop(split)
+        return {name: len(mine & other) for name, other in lists.items() if mine & other}
 
     def add_split(
         self, split: str, frames: Sequence[SourceFrame], read: Reader, skipped: Mapping[str, tuple[int, str]] = {}
@@ -183,9 +171,8 @@ class DatasetWriter:
         """
         ids = [frame.id for frame in frames]
         self._check_names(split, frames, ids)
-        journal = Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
-        written = {k: r for k, r in journal.read().items() if all((self.root / f).is_file() for f in r["files"])}
-        records = self._finished(split) | written
+        journal = Journal(self.root, split, self.classes)
+        records = {k: r for k, r in journal.read().items() if all((self.root / f).is_file() for f in r["files"])}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
         # the masks will no longer fit `metadata.bin`
         (self.root / "lst" / f"{split}.txt").unlink(missing_ok=True)
@@ -193,33 +180,28 @@ class DatasetWriter:
         results = parallel_map(work, todo, self._workers)
         desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
         with journal.appending(keep=[records[i] for i in ids if i in records]) as append:
-            failed: list[SeamsegError] = []
+            failed = 0
             for record, frame in zip(self._progress(results, len(todo), desc), todo):
                 if isinstance(record, dict):
                     append(record)
                     records[frame.id] = record
-                else:
-                    failed.append(record)
-                    records.pop(frame.id, None)  # of an earlier version of its files
-                if len(failed) == _MOST_FAILED:  # as with a wrong class list
+                    continue
+                echo(f"failed {one_line(record)}", file=sys.stderr, flush=True)
+                self._failed.append(record)
+                records.pop(frame.id, None)  # of an earlier version of its files
+                failed += 1
+                if failed == _MOST_FAILED:  # as with a wrong class list
                     break
-        ids = [i for i in ids if i in records]
-        if failed:
-            self._failures.append(self._failure(split, failed))
-        if failed and (not ids or len(failed) == _MOST_FAILED):
-            raise self._failures[-1]
-        ordered = [records[i] for i in ids]
-        self.accounts[split] = account_of(ordered, skipped, background_class(self.classes))
-        write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
-        write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
-        for r in ordered:
-            self._images[r["id"]] = ImageInfo(r["id"], r["cat"], (r["size"][0], r["size"][1]), r["iscrowd"])
-        for other in self.accounts.values():
-            # a mask that another list has too is now of these labels
-            for r in ordered:
-                if other.frames.get(r["id"], r)["stamp"] != r["stamp"]:
-                    del other.frames[r["id"]]
-        return len(todo) - len(failed)
+            ids = [i for i in ids if i in records]
+            if failed and (not ids or failed == _MOST_FAILED):
+                raise self._failure()
+            ordered = [records[i] for i in ids]
+            self.accounts[split] = account_of(ordered, skipped, background_class(self.classes))
+            write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
+            write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
+            self._images.update((r["id"], _info(r)) for r in ordered)
+            append({"account": asdict(self.accounts[split])})
+        return len(todo) - failed
 
     def _check_names(self, split: str, frames: Sequence[SourceFrame], ids: Sequence[str]) -> None:
         if len(set(ids)) != len(ids):
@@ -230,15 +212,13 @@ class DatasetWriter:
         if invalid is not None:
             raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
 
-    @staticmethod
-    def _failure(split: str, failed: Sequence[SeamsegError]) -> SeamsegError:
-        """Return the error of the images that fail, after a line on stderr for each of several."""
-        if len(failed) == 1:
-            return failed[0]
-        _print_failures(failed)
-        more = " or more" if len(failed) == _MOST_FAILED else ""
-        text = f"{split}: {len(failed)}{more} images fail, the first is {failed[0]}"
-        return (InputError if all(isinstance(error, InputError) for error in failed) else SeamsegError)(text)
+    def _failure(self) -> SeamsegError:
+        """Return the error of the images that fail."""
+        first = self._failed[0]
+        if len(self._failed) == 1:
+            return first
+        kind = InputError if all(isinstance(error, InputError) for error in self._failed) else SeamsegError
+        return kind(f"{len(self._failed)} images fail, the first is {first}")
 
     def finish(self) -> Metadata:
         """Write `metadata.bin`, which completes the data set; call it after the last split.
@@ -247,11 +227,8 @@ class DatasetWriter:
         """
         metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
         write_metadata(self.root / "metadata.bin", metadata)
-        write_accounts(self.root, self.accounts)
-        shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
-        if self._failures:
-            _print_failures(self._failures[1:])
-            raise self._failures[0]
+        if self._failed:
+            raise self._failure()
         return metadata
 
     def _is_valid(self, name: str) -> bool:
@@ -272,34 +249,9 @@ class DatasetWriter:
         path = self.root / "lst" / f"{split}.txt"
         return read_text(path, "list of images").splitlines()
 
-    def _finished(self, split: str) -> dict[str, dict[str, Any]]:
-        """Return the records of the images of a finished split, as the journal has them."""
-        frames = self.accounts[split].frames if split in self.accounts else {}
-        path = self.root / "coco" / f"{split}.json"
-        if not frames or not path.is_file():
-            return {}
-        records = {}
-        try:
-            content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
-            annotations: dict[str, list[dict[str, Any]]] = {image["id"]: [] for image in content["images"]}
-            for annotation in content["annotations"]:
-                del annotation["id"]
-                annotations[annotation.pop("image_id")].append(annotation)
-            for image in content["images"]:
-                name = image["id"]
-                info, files = self._images.get(name), self._files(name)
-                if info is not None and files and name in frames:
-                    known = {"size": list(info.size), "cat": info.cat, "iscrowd": info.iscrowd, "files": files}
-                    text = {"id": name, "file_name": image["file_name"], "annotations": annotations[name]}
-                    records[name] = {**frames[name], **known, **text}
-        except (ValueError, LookupError, TypeError):  # edited by hand: convert the images again
-            return {}
-        return records
 
-
-def _print_failures(failed: Iterable[SeamsegError]) -> None:
-    for error in failed:
-        echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
+def _info(record: dict[str, Any]) -> ImageInfo:
+    return ImageInfo(record["id"], record["cat"], (record["size"][0], record["size"][1]), record["iscrowd"])
 
 
 def _stamp(frame: SourceFrame, read: Reader) -> str:
@@ -392,14 +344,7 @@ def check_stated_size(where: str, stated: tuple[Any, Any], photo: File, size: tu
 
     Null and 0 are not compared. `where` names the annotations in the error.
     """
-
-    def differs(value: Any, true: int) -> bool:
-        try:
-            return bool(value) and float(value) != true
-        except (TypeError, ValueError, OverflowError):
-            return True
-
-    if any(map(differs, stated, size[::-1])):
+    if any(value and str(value) not in (f"{true}", f"{true}.0") for value, true in zip(stated, size[::-1])):
         raise InputError(
             f"{where}: is of an image of {stated[0]!s:.20} x {stated[1]!s:.20} pixels (width x height), but {photo} "
             f"has {size[1]} x {size[0]}; scale one of them to the other"

@@ -1,9 +1,6 @@
-"""Files in zip and tar archives are read like unpacked ones, and damage is reported."""
+"""Files in zip files are read like unpacked ones, and damage is reported."""
 
-import io
-import os
 import pickle
-import tarfile
 import zipfile
 
 import numpy as np
@@ -12,7 +9,6 @@ from support.source_files import photo, picture, zip_of
 
 from seamseg.maps.images import open_image
 from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, decoded, fingerprint, read_map, size_of
-from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.utils.errors import InputError
 
 
@@ -29,15 +25,11 @@ def source(tmp_path):
 def packed(source, tmp_path, kind):
     folder = tmp_path / kind
     folder.mkdir()
-    if kind == "tar":
-        with tarfile.open(folder / "all.tar", "w") as file:
-            file.add(source, arcname=".")
-    else:
-        zip_of(source, folder / "all.zip", zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED)
+    zip_of(source, folder / "all.zip", zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED)
     return folder
 
 
-@pytest.mark.parametrize("kind", ["stored", "deflated", "tar"])
+@pytest.mark.parametrize("kind", ["stored", "deflated"])
 def test_members(source, tmp_path, kind):
     root = packed(source, tmp_path, kind)
     found = SourceTree(root)
@@ -55,7 +47,7 @@ def test_members(source, tmp_path, kind):
     assert np.asarray(decoded(image, open_image)).max() == 7
     assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
     assert fingerprint(text) == fingerprint(found.file("top.txt")) != fingerprint(image)
-    assert str(image).endswith(("all.zip/a/b/x.png", "all.tar/a/b/x.png"))
+    assert str(image).endswith("all.zip/a/b/x.png")
     assert found.file("none") is None
 
 
@@ -105,81 +97,16 @@ def test_damaged_archives(source, tmp_path):
     (root / "all.zip").unlink()
     with pytest.raises(InputError, match="cannot be unpacked"):
         member.read_bytes()
-    (root / "x.tar").write_bytes(b"no tar file" * 100)
-    with pytest.raises(InputError, match=r"x\.tar: not a tar file"):
-        SourceTree(root)
 
 
-def pack(archive, files):
-    """Write files, `(path, content)` each."""
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive, "w") as file:
-            for path, content in files:
-                file.writestr(path, content)
-    else:
-        with tarfile.open(archive, "w") as file:
-            for path, content in files:
-                info = tarfile.TarInfo(path)
-                info.size = len(content)
-                file.addfile(info, io.BytesIO(content))
-
-
-@pytest.mark.parametrize(("name", "path"), [("all.zip", "a/" * 65 + "x"), ("all.tar", "a" * 4097)])
-def test_paths_that_take_memory(name, path, tmp_path):
-    """Each folder of a path is held, so that a few long ones would take gigabytes."""
-    pack(tmp_path / name, [(path, b"")])
-    with pytest.raises(InputError, match=r"a path of .* characters in .* folders .*; the limits are 4096 and 64"):
-        SourceTree(tmp_path)
-
-
-@pytest.mark.parametrize(("first", "second"), [("1.zip", "2.zip"), ("1.zip", "2.tar"), ("1.tar", "2.zip")])
-def test_file_name_in_two_archives(first, second, tmp_path):
-    """Equal files are one; different ones are an error if they are read. Within an archive the later one wins."""
-    for number, name in enumerate((first, second)):
-        pack(
-            tmp_path / name, [("README", b"part %d" % number), ("b.txt", b"the same"), (name, b"old"), (name, b"new!")]
-        )
-    found = SourceTree(tmp_path)
-    assert found.file("b.txt").read_bytes() == b"the same"
-    with pytest.raises(InputError, match=rf"{second}/README: .*{first}/README has the same name and other content"):
-        found.file("README").read_bytes()
-    root = SourceTree(tmp_path / first)
-    assert root.file(first).read_bytes() == b"new!"
-
-
-def test_archive_that_differs_from_a_converted_one(tmp_path):
-    """It is refused before anything is written, also where nothing needs to be read again."""
-    raw, stem = tmp_path / "raw", "bonn_000000_000000"
-    image = photo(raw / "leftImg8bit" / "val" / "bonn" / f"{stem}_leftImg8bit.png", (8, 12), 7)
-    picture(raw / "gtFine" / "val" / "bonn" / f"{stem}_gtFine_instanceIds.png", np.full((8, 12), 7), np.uint16)
-    source = tmp_path / "zips"
-    source.mkdir()
-    zip_of(raw, source / "all.zip")
-    prepare_cityscapes(source, tmp_path / "out", ("val",))
-    photo(image, (8, 12), 9)
-    zip_of(raw, source / "more.zip")
-    for out in (tmp_path / "out", tmp_path / "new"):
-        with pytest.raises(InputError, match="has the same name and other content; move one archive away"):
-            prepare_cityscapes(source, out, ("val",))
-    assert not (tmp_path / "new").exists()
-
-
-def test_links_in_tar_files(tmp_path):
-    """Dataset folders have hard links: tar stores the second name of a file as a link to the first."""
-    raw = tmp_path / "raw"
-    (raw / "a").mkdir(parents=True)
-    (raw / "a" / "x.png").write_bytes(b"content")
-    os.link(raw / "a" / "x.png", raw / "a" / "y.png")
-    (raw / "b").mkdir()
-    (raw / "b" / "z.png").symlink_to("../a/y.png")
-    (raw / "b" / "lost.png").symlink_to("../a/none.png")
-    (raw / "b" / "round.png").symlink_to("round.png")
-    with tarfile.open(tmp_path / "all.tar", "w") as file:
-        file.add(raw, ".")
-    found = SourceTree(tmp_path / "all.tar")
-    assert list(found.files("a")) == ["x.png", "y.png"]
-    assert list(found.files("b")) == ["z.png"]
-    assert {found.file(p).read_bytes() for p in ("a/x.png", "a/y.png", "b/z.png")} == {b"content"}
+def test_files_in_two_archives(tmp_path):
+    """The later file wins, also within one archive."""
+    for name in ("1.zip", "2.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("a/x.png", "old")
+            with pytest.warns(UserWarning, match="Duplicate name"):
+                file.writestr("a/x.png", name)
+    assert SourceTree(tmp_path).file("a/x.png").read_bytes() == b"2.zip"
 
 
 def test_unsupported_compression(source, tmp_path):

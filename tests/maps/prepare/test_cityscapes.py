@@ -70,7 +70,7 @@ def test_result_matches_the_original(fixture, tmp_path, workers):
         assert {p.name for p in (tmp_path / folder).iterdir()} == {p.name for p in (golden / folder).iterdir()}
         for path in (golden / folder).iterdir():
             assert np.array_equal(np.array(Image.open(tmp_path / folder / path.name)), np.array(Image.open(path)))
-    assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin", "prepared.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin", ".prepare"}
 
 
 def without_photo(raw):

@@ -17,7 +17,6 @@ from support.folders import classes
 from seamseg.maps.idmaps.id_runs import runs_by_id
 from seamseg.maps.prepare.annotations import decode_rle, thing_annotations, write_coco_json
 from seamseg.maps.prepare.coco_instances import decode_segmentation, stack_things
-from seamseg.maps.prepare.pairs import Instances
 from seamseg.maps.prepare.writer import SourceFrame
 
 CAT, CROWD = [255, 2, 0, 2, 2, 1], [0, 0, 0, 1, 0, 0]
@@ -88,7 +87,7 @@ def test_broken_rle(counts):
 def test_objects_go_to_the_first_layer_that_is_free(objects):
     things = [(runs_by_id(m.view(np.uint8).T).get(1, ([], [])), k, crowd) for k, (m, crowd) in enumerate(objects)]
     things = [((np.array(runs[0], int), np.array(runs[1], int)), k, crowd) for runs, k, crowd in things]
-    found = stack_things(things, (9, 8), FRAME, lambda: Instances(np.zeros((9, 8), np.uint8), [255], [0]))
+    found = stack_things(things, (9, 8), FRAME, np.zeros(72, np.uint8), lambda value: (255, 0), classes())
     layers = []
     for k in sorted(range(len(objects)), key=lambda k: (objects[k][1], objects[k][0].sum())):
         mask = objects[k][0]

@@ -224,9 +224,8 @@ def assert_instances_fail(coco, match, function=None, labels=True, classes=True)
         (0, {"segmentation": [[1, 1, 4, 1, 4, 4, 1]]}, "a polygon of 7 numbers, expected pairs"),
         (0, {"segmentation": {"a": 1}}, r"in annotation 1: expected a list of polygons, or an object with `size`"),
         (1, {"category_id": 3}, "annotation 2: category 3 is not a thing"),
-        (1, {"category_id": None}, "annotation 2: `category_id` is missing"),
-        (1, {"image_id": [1]}, "annotation 2: `image_id` is neither a number nor a text"),
-        (1, {"iscrowd": "nan"}, "annotation 2: `iscrowd` is 'nan', not a whole number"),
+        (1, {"category_id": None}, "annotation 2: ValueError: 'None' is not a whole number"),
+        (1, {"iscrowd": "nan"}, "annotation 2: .*'nan' is not a whole number"),
     ],
 )
 def test_invalid_annotations(coco, number, values, match):
@@ -237,11 +236,9 @@ def test_invalid_annotations(coco, number, values, match):
     ("values", "match"),
     [
         ({"width": 24, "height": 16}, r"a\.jpg of the JSON: is of an image of 24 x 16 pixels .*a\.jpg has 12 x 8"),
-        ({"height": "9"}, "is of an image of None x 9 pixels"),
         ({"width": float("nan")}, "is of an image of nan x None pixels"),
-        ({"id": 2}, "two of its `images` have one id, 2"),
-        ({"id": None}, "image 0: `id` is missing"),
-        ({"file_name": None}, "image 1: `file_name` is not a text"),
+        ({"id": 2}, "two of its `images` have one id"),
+        ({"id": None}, "not a COCO file .*; expected `annotations`, and `images` with `id` and `file_name`"),
     ],
 )
 def test_invalid_images_of_instances(coco, values, match):
@@ -254,7 +251,7 @@ def test_other_invalid_instances(coco):
     assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     (coco / "photos" / "a.jpg").unlink()
     assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 files")
-    assert_instances_fail(coco, "`annotations` is not a list of objects", lambda c: c.update(annotations=None))
+    assert_instances_fail(coco, "not a COCO file", lambda c: c.update(annotations=None))
 
 
 SQUARE = [[1, 1], [4, 1], [4, 4], [1, 4]]
@@ -270,10 +267,10 @@ FLAT = [1, 1, 4, 1, 4, 4, 1, 4]
         ),
         ({"segmentation": []}, "object without a segmentation"),
         ({"segmentation": None}, "object without a segmentation"),
-        ({"segmentation": [[]], "bbox": [1, 1, 3, 3]}, "object with a box only, which is not enough"),
-        ({"segmentation": [[1, 1, 4, 4]], "bbox": [1, 1, 3, 3]}, "object of fewer than 3 corners"),
+        ({"segmentation": [[]]}, "object without a segmentation"),
+        ({"segmentation": [[1, 1, 4, 4]]}, "object without a pixel"),
         ({"segmentation": [[0.1, 0.1, 1.04, 0.1, 1.04, 0.9]]}, "object with coordinates from 0 to 1, not in pixels"),
-        ({"segmentation": [[20, 1, 30, 1, 30, 5]]}, "object outside of the image"),
+        ({"segmentation": [[20, 1, 30, 1, 30, 5]]}, "object without a pixel"),
         ({"segmentation": {"size": [8, 12], "counts": [96]}}, "object without a pixel"),
     ],
 )
@@ -348,9 +345,9 @@ def test_what_is_skipped_is_counted(coco, capsys):
     for command in (words, words, ["prepare", "--check", str(out), "--samples", "0"]):  # twice: nothing is added
         assert main(command) == 0
         assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("train:")] == lines
-    (out / "prepared.json").write_text("{}")
+    (out / ".prepare" / "train.jsonl").write_text("{")
     assert main(["prepare", "--check", str(out), "--samples", "0"]) == 1
-    assert "prepared.json: not the account of a conversion" in capsys.readouterr().out
+    assert "train.jsonl: not the journal of a conversion" in capsys.readouterr().out
     shutil.rmtree(out)
 
     def clear(content):

@@ -115,7 +115,7 @@ def test_several_splits_and_their_names(tmp_path):
     assert all((out / name).is_dir() for name in expected)
     assert len(segment_masks(from_cityscapes(data, out, "coarse", tmp_path / "back"))) == 1
     (data / "lst" / "validation.txt").write_text("bonn_000001_000019\n")
-    with pytest.raises(InputError, match="the splits val and validation would both"):
+    with pytest.raises(InputError, match="validation: two splits would be written to it"):
         export_dataset(data, tmp_path / "again", formats=["vistas"])
 
 

@@ -8,34 +8,7 @@ import pytest
 from PIL import Image
 from support.memory import peak_of, seamseg
 
-from seamseg.maps.prepare.coco_instances import pixels_of, prepare_instances
-from seamseg.utils.errors import InputError
-from seamseg.utils.limits import IMAGE_MEMORY
-
 SIZE = (11700, 7900)
-
-
-def test_pixels_of_runs_in_parts(monkeypatch):
-    monkeypatch.setattr("seamseg.maps.prepare.coco_instances._PART", 7)
-    start, length = np.array([3, 9, 40, 90]), np.array([2, 20, 1, 7])
-    parts = list(pixels_of(start, length))
-    assert [len(part) for part in parts] == [7, 7, 7, 7, 2]
-    expected = [pixel for first, count in zip(start, length) for pixel in range(first, first + count)]
-    assert np.concatenate(parts).tolist() == expected
-    assert list(pixels_of(start[:0], length[:0])) == []
-
-
-def test_an_image_above_the_budget(tmp_path, monkeypatch):
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (320, 400)).save(tmp_path / "photos" / "a.png")
-    content = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{"id": 1, "name": "car"}]}
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    monkeypatch.setenv(IMAGE_MEMORY, "0.002")
-    given = {"train": (str(tmp_path / "photos"), str(tmp_path / "a.json"))}
-    with pytest.raises(
-        InputError, match=r"a\.png: decoding 320 x 400 pixels of an image with its mask takes 0\.00205 GB"
-    ):
-        prepare_instances(tmp_path / "out", given)
 
 
 @pytest.mark.slow

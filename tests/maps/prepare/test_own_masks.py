@@ -210,7 +210,7 @@ def test_objects_within_the_memory(raw, monkeypatch):
     assert len(read) == 65
     monkeypatch.setattr(coco_instances, "_MAX_RUNS", 100)
     yolo(raw, "\n".join(["0 0 0 1 0 1 1"] * 40))
-    assert_fails(raw, r"more than 100 runs of pixels of objects on .*a\.jpg")
+    assert_fails(raw, r"or 100 runs of their pixels, on .*a\.jpg")
 
 
 SQUARE = [[0, 0], [4, 0], [4, 4], [0, 4]]
@@ -404,9 +404,9 @@ def test_pascal_voc(raw):
     assert [image.id for image in DatasetFolder(raw / "out").metadata.images] == ["a"]
     assert segments(raw / "out", "a") == [("car", 0, 6)]
     assert read_accounts(raw / "out")["train"].skipped == {
-        "image that is not in the list": (1, f"{raw}/photos/b.jpg"),
-        "label file of no image in the list": (1, f"{raw}/SegmentationClass/b.png"),
-        "instance image of no image in the list": (1, f"{raw}/SegmentationObject/b.png"),
+        "image without labels or not in the list": [1, f"{raw}/photos/b.jpg"],
+        "label file of no image in the list": [1, f"{raw}/SegmentationClass/b.png"],
+        "instance image of no image in the list": [1, f"{raw}/SegmentationObject/b.png"],
     }
     messages = prepare(raw, "SegmentationClass", "SegmentationObject", out="all", split="all")
     assert any("has the lists other, train, val, none for all, which gets all images" in text for text in messages)

@@ -98,11 +98,11 @@ def segment_with(**values):
         (lambda c: c.pop("categories"), r"panoptic_val2017\.json: `categories` is not a list"),
         (
             segment_with(id=float("inf")),
-            r"panoptic_val2017\.json: annotation 0: `id` is 'inf', not a whole number",
+            r"panoptic_val2017\.json: annotation 0: ValueError: 'inf' is not a whole number",
         ),
         (lambda c: c["annotations"].clear(), "0 images found: `annotations` is empty"),
         (lambda c: c["images"][0].update(width=24), "jpg of the JSON: is of an image of 24 x .* has 12 x 8"),
-        (lambda c: c["annotations"][0].update(segments_info=None), "annotation 0: `segments_info` is not a list"),
+        (lambda c: c["annotations"][0].update(segments_info=None), "annotation 0: TypeError: .*; expected `image_id`"),
         (lambda c: c["annotations"][0].update(image_id=9), "0 images found: `annotations` has none of them"),
     ],
 )
