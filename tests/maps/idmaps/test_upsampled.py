@@ -118,6 +118,7 @@ LOGITS, SCORES, SIZE = np.zeros((2, 3, 4), np.float32), np.ones(2, np.float32), 
     ("call", "words"),
     [
         (lambda: upsampled.best_masks(LOGITS[0], SCORES, SIZE, SIZE, SIZE), "3 dimensions"),
+        (lambda: upsampled.best_masks(LOGITS.astype(np.float64), SCORES, SIZE, SIZE, SIZE), "must be float32"),
         (lambda: upsampled.best_masks(LOGITS, SCORES[:1], SIZE, SIZE, SIZE), "scores must be 2 float32"),
         (lambda: upsampled.best_masks(LOGITS[:, :0], SCORES, SIZE, SIZE, SIZE), "must not be empty"),
         (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, (13, 16), SIZE), "inside the padded one"),
