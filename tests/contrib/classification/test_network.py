@@ -111,7 +111,6 @@ def test_arguments_of_the_architectures() -> None:
         ({"arch": "resnet18", "input_3x3": True}, "resnet18 has no parameter 'input_3x3'"),
         ({"arch": "resnet18", "dilation": [1, 1, 2]}, "dilation has 3 entries, give one number or 4"),
         ({"arch": "resnet18", "bn_mode": "inplace"}, "relu cannot be inverted, choose leaky_relu"),
-        ({"arch": "resnext50", "params": {"groups": "x"}}, "groups must be a positive integer, got 'x'"),
     ],
 )
 def test_networks_that_do_not_exist(network: dict, message: str) -> None:
