@@ -59,22 +59,4 @@ SEAMSEG_HD bool beats(T iou, T best) {
   return !(iou <= best) && best == best;
 }
 
-// Gradient of the corners of a from `grad` at the IoU of a and b, added to `sum`. Where corners are equal both get half;
-// boxes that touch are apart.
-template <class T>
-SEAMSEG_HD void add_iou_gradient(const Box<T>& a, const Box<T>& b, T grad, T* sum) {
-  const T height = common_height(a, b), width = common_width(a, b);
-  const T h = positive_part(height), w = positive_part(width);
-  const T inter = h * w, union_ = area_of(a) + area_of(b) - inter;
-  const T of_union = -grad * inter / (union_ * union_);
-  const T of_inter = grad / union_ - of_union;
-  const T of_height = height > 0 ? of_inter * w : T(0);
-  const T of_width = width > 0 ? of_inter * h : T(0);
-  const auto share = [](T mine, T other) { return mine < other ? T(1) : (mine == other ? T(0.5) : T(0)); };
-  sum[0] -= of_union * (a.x1 - a.x0) + of_height * share(b.y0, a.y0);
-  sum[1] -= of_union * (a.y1 - a.y0) + of_width * share(b.x0, a.x0);
-  sum[2] += of_union * (a.x1 - a.x0) + of_height * share(a.y1, b.y1);
-  sum[3] += of_union * (a.y1 - a.y0) + of_width * share(a.x1, b.x1);
-}
-
 }  // namespace seamseg

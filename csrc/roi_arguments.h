@@ -62,15 +62,6 @@ inline void add_map(RoiCall& call, const Tensor& x, const std::vector<int64_t>& 
   call.maps.push_back(map);
 }
 
-inline std::tuple<RoiMap, RoiGrid> roi_mask_arguments(const Tensor& boxes, int64_t map_height, int64_t map_width,
-                                                      int64_t height, int64_t width) {
-  STD_TORCH_CHECK(boxes.dim() == 2 && boxes.size(1) == 4, "roi_valid_mask: boxes must be K x 4");
-  STD_TORCH_CHECK(boxes.scalar_type() == ScalarType::Float || boxes.scalar_type() == ScalarType::Double,
-                  "roi_valid_mask: boxes must be float32 or float64");
-  STD_TORCH_CHECK(height > 0 && width > 0, "roi_valid_mask: sizes must be positive");
-  return {RoiMap{1, map_height, map_width, 0, 0, 0, 0, 1.0, 1.0}, RoiGrid{height, width, false, false, false}};
-}
-
 inline RoiCall roi_forward_call(const std::vector<Tensor>& levels, const Tensor& boxes, const Tensor& index,
                                 const std::optional<Tensor>& level, const std::vector<int64_t>& padded_size,
                                 int64_t height, int64_t width, bool nearest, bool zero) {

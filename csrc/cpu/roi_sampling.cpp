@@ -157,36 +157,9 @@ Tensor roi_sampling(const std::vector<Tensor>& levels, const Tensor& boxes, cons
   return y;
 }
 
-template <class B>
-void mark_inside(const B* boxes, int64_t count, const RoiMap& map, const RoiGrid& grid, uint8_t* out) {
-  for (int64_t box = 0; box < count; ++box) {
-    for (int64_t i = 0; i < grid.height; ++i) {
-      const B y = roi_centre(boxes[4 * box], boxes[4 * box + 2], i, grid.height);
-      const bool inside = y >= 0 && y < static_cast<B>(map.height);
-      for (int64_t j = 0; j < grid.width; ++j) {
-        const B x = roi_centre(boxes[4 * box + 1], boxes[4 * box + 3], j, grid.width);
-        *out++ = inside && x >= 0 && x < static_cast<B>(map.width);
-      }
-    }
-  }
-}
-
-Tensor roi_valid_mask(const Tensor& boxes, int64_t map_height, int64_t map_width, int64_t height, int64_t width) {
-  const auto [map, grid] = roi_mask_arguments(boxes, map_height, map_width, height, width);
-  const Tensor corners = torch::stable::contiguous(boxes);
-  Tensor mask = torch::stable::new_empty(boxes, {boxes.size(0), height, width}, ScalarType::Bool);
-  if (boxes.scalar_type() == ScalarType::Double) {
-    mark_inside(data<double>(corners), boxes.size(0), map, grid, mutable_data<uint8_t>(mask));
-  } else {
-    mark_inside(data<float>(corners), boxes.size(0), map, grid, mutable_data<uint8_t>(mask));
-  }
-  return mask;
-}
-
 }  // namespace
 }  // namespace seamseg
 
 STABLE_TORCH_LIBRARY_IMPL(seamseg, CPU, m) {
   m.impl("roi_sampling", TORCH_BOX(&seamseg::roi_sampling));
-  m.impl("roi_valid_mask", TORCH_BOX(&seamseg::roi_valid_mask));
 }

@@ -172,26 +172,10 @@ std::vector<Tensor> roi_sampling_backward(const Tensor& dy, const std::vector<in
   return gradients;
 }
 
-Tensor roi_valid_mask(const Tensor& boxes, int64_t map_height, int64_t map_width, int64_t height, int64_t width) {
-  const auto arguments = roi_mask_arguments(boxes, map_height, map_width, height, width);
-  const DeviceGuard guard(boxes.get_device_index());
-  const Tensor corners = torch::stable::contiguous(boxes);
-  Tensor mask = torch::stable::new_empty(boxes, {boxes.size(0), height, width}, ScalarType::Bool);
-  if (mask.numel() == 0) return mask;
-  dispatch_boxes(corners, [&](auto zero_of_b) {
-    using B = decltype(zero_of_b);
-    SEAMSEG_LAUNCH(roi_mark_inside<B>, blocks_for(mask.numel(), kRoiThreads), kRoiThreads, current_stream(boxes),
-                   data<B>(corners), boxes.size(0), std::get<0>(arguments), std::get<1>(arguments),
-                   mutable_data<bool>(mask));
-  });
-  return mask;
-}
-
 }  // namespace
 }  // namespace seamseg
 
 STABLE_TORCH_LIBRARY_IMPL(seamseg, CUDA, m) {
   m.impl("roi_sampling", TORCH_BOX(&seamseg::roi_sampling));
   m.impl("roi_sampling_backward", TORCH_BOX(&seamseg::roi_sampling_backward));
-  m.impl("roi_valid_mask", TORCH_BOX(&seamseg::roi_valid_mask));
 }

@@ -222,14 +222,4 @@ __global__ void roi_backward_gather(RoiPyramid pyramid, RoiBoxes<B> call, int64_
   }
 }
 
-template <class B>
-__global__ void roi_mark_inside(const B* boxes, int64_t count, RoiMap map, RoiGrid grid, bool* out) {
-  for (int64_t e = grid_start(); e < count * grid.height * grid.width; e += grid_step()) {
-    const B* box = boxes + 4 * (e / grid.width / grid.height);
-    const B y = roi_centre(box[0], box[2], e / grid.width % grid.height, grid.height);
-    const B x = roi_centre(box[1], box[3], e % grid.width, grid.width);
-    out[e] = y >= 0 && y < static_cast<B>(map.height) && x >= 0 && x < static_cast<B>(map.width);
-  }
-}
-
 }  // namespace seamseg

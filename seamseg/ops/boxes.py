@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops._library import check_boxes, define, describe, differentiate, forbid_second_derivative
+from seamseg.ops._library import check_boxes, define, describe
 from seamseg.ops.reference import boxes as reference
 from seamseg.ops.reference import widened
 
@@ -33,9 +33,10 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
     Returns
     -------
-    `N x M`, differentiable (once); NaN where both boxes are empty
+    `N x M`, NaN where both boxes are empty; not differentiable
     """
-    return _box_iou(*_pair("box_iou", a, b))
+    a, b = _pair("box_iou", a, b)
+    return _box_iou(a.detach(), b.detach())
 
 
 def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -140,14 +141,6 @@ def smooth_l1(x: Tensor, target: Tensor, sigma: float) -> Tensor:
     return functional.smooth_l1_loss(x, target, reduction="none", beta=1 / sigma**2)
 
 
-def _fake_iou(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[0]))
-
-
-def _fake_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return a.new_empty(a.shape), b.new_empty(b.shape)
-
-
 def _fake_match(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def vector(boxes: Tensor, dtype: torch.dtype) -> Tensor:
         return boxes.new_empty((boxes.shape[0],), dtype=dtype)
@@ -156,14 +149,7 @@ def _fake_match(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return vector(a, wide), vector(a, torch.int64), vector(b, wide), vector(b, torch.int64)
 
 
-_box_iou = define("box_iou", reference.box_iou, _fake_iou)
-_box_iou_backward = define("box_iou_backward", reference.box_iou_backward, _fake_iou_backward)
-differentiate(
-    "box_iou",
-    lambda ctx, grad: _box_iou_backward(grad, *ctx.saved_tensors),
-    lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-forbid_second_derivative("box_iou_backward")
+_box_iou = define("box_iou", reference.box_iou, lambda a, b: a.new_empty((a.shape[0], b.shape[0])))
 _match_boxes = define("match_boxes", reference.match_boxes, _fake_match)
 _crowd_count = define(
     "crowd_count",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops._library import define, differentiate
+from seamseg.ops._library import define, differentiate, forbid_second_derivative
 from seamseg.ops.reference import pooling as plain
 from seamseg.ops.reference.pooling import memory_format
 
@@ -43,13 +43,8 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
     return _box_filter_pool_backward(dy, *ctx.window), None, None
 
 
-def _backward_backward(ctx: Any, ddx: Tensor) -> tuple[Tensor, None, None]:
-    # the map is linear: the gradient of its adjoint is the map itself
-    return _box_filter_pool(ddx, *ctx.window), None, None
-
-
 differentiate("box_filter_pool", _backward, _setup_context)
-differentiate("box_filter_pool_backward", _backward_backward, _setup_context)
+forbid_second_derivative("box_filter_pool_backward")
 
 
 class MaxPool2d(nn.MaxPool2d):

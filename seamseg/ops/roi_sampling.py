@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import define, differentiate
+from seamseg.ops._library import define, differentiate, forbid_second_derivative
 from seamseg.ops.reference import roi_sampling as plain
 from seamseg.ops.reference import widened
 
@@ -28,18 +28,16 @@ def roi_sampling(
     out_size: tuple[int, int],
     interpolation: Interpolation = "bilinear",
     padding: Padding = "border",
-    valid_mask: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     """Sample each box on a grid of `out_size` points, from `N x C x H x W` to `K x C x h x w`, channels last.
 
     Bin `(i, j)` of an `h x w` grid is sampled at `y0 + (i + .5) / h * (y1 - y0)`, x likewise, where pixel k of the map
-    covers `[k, k + 1)`. A floating map is differentiable, half precision is summed in float32; an integer map needs
-    nearest interpolation. Channels last is the fast layout.
+    covers `[k, k + 1)`. A floating map is differentiable (once), half precision is summed in float32; an integer map
+    needs nearest interpolation. Channels last is the fast layout.
 
     Boxes, `K x 4` in pixels of the map, need not lie inside, nor be finite. `index`, `K` int64, is the image of each
     box; one out of range is an error on the CPU, and reads 0 on CUDA, where a check would block the host. Outside of
-    the map a sample is the nearest pixel (padding "border") or 0 ("zero"). With `valid_mask` the second result says
-    which samples lie inside `[0, H) x [0, W)`: bool `K x h x w`.
+    the map a sample is the nearest pixel (padding "border") or 0 ("zero").
     """
     if interpolation not in ("bilinear", "nearest") or padding not in ("border", "zero"):
         raise ValueError(
@@ -47,10 +45,8 @@ def roi_sampling(
             f"got {interpolation!r}, {padding!r}"
         )
     boxes = widened(boxes.detach())
-    height, width = out_size
     nearest, zero = interpolation == "nearest", padding == "zero"
-    y = _roi_sampling([x], boxes, index.long(), None, IN_PIXELS_OF_MAP, height, width, nearest, zero)
-    return y, _valid_mask(boxes, x.shape[2], x.shape[3], height, width) if valid_mask else None
+    return _roi_sampling([x], boxes, index.long(), None, IN_PIXELS_OF_MAP, *out_size, nearest, zero)
 
 
 def roi_features(
@@ -116,26 +112,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return gradients, *(None,) * 8
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    dy, _, _, boxes, index, level, padded_size, nearest, zero, _ = inputs
-    ctx.save_for_backward(boxes, index, level)
-    ctx.options = (padded_size, *dy.shape[2:], nearest, zero)
-
-
-def _double_backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-    """Sample again: sampling is linear in the maps, so the adjoint of its adjoint is itself."""
-    boxes, index, level = ctx.saved_tensors
-    return _roi_sampling(list(gradients), boxes, index, level, *ctx.options), *(None,) * 9
-
-
 _roi_sampling = define("roi_sampling", plain.roi_sampling, _fake)
 _roi_sampling_backward = define("roi_sampling_backward", plain.roi_sampling_backward, _fake_backward)
-_valid_mask = define(
-    "roi_valid_mask",
-    plain.valid_mask,
-    lambda boxes, map_height, map_width, height, width: boxes.new_empty(
-        (boxes.shape[0], height, width), dtype=torch.bool
-    ),
-)
 differentiate("roi_sampling", _backward, _setup)
-differentiate("roi_sampling_backward", _double_backward, _setup_backward)
+forbid_second_derivative("roi_sampling_backward")

@@ -43,8 +43,6 @@ from support.op_arguments import check_equal, plausible
 import seamseg.ops.reference
 from seamseg.ops import implementations, kernels
 
-OTHER_NAMES = {"roi_valid_mask": "valid_mask"}
-"""Plain forms that are not named as their operator."""
 MOST_FAILURES = 5
 """Maximum number of failures of an operator that are written down."""
 MOST_ROUNDS = 20
@@ -73,12 +71,11 @@ class Tally:
 
 def plain_form(name: str) -> Callable[..., Any]:
     """Return the plain implementation of an operator."""
-    wanted = OTHER_NAMES.get(name, name)
     for info in pkgutil.iter_modules(seamseg.ops.reference.__path__):
         module = importlib.import_module(f"seamseg.ops.reference.{info.name}")
-        if hasattr(module, wanted):
-            return getattr(module, wanted)
-    raise LookupError(f"seamseg.ops.reference has no {wanted}")
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise LookupError(f"seamseg.ops.reference has no {name}")
 
 
 def moved(value: Any, device: torch.device, shift: int) -> Any:

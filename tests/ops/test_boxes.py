@@ -232,32 +232,6 @@ def test_matching_of_many_boxes_for_any_number_of_threads():
     exactly(same_with_threads(lambda: match_boxes(a, b)), plain.match_boxes(a, b))
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.booleans(), seeds)
-def test_iou_gradient_is_that_of_plain_torch(n, m, grid, seed):
-    generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.rand(k, 4, generator=generator, dtype=torch.float64) * 8 for k in (n, m))
-    if grid:
-        # equal corners, but none that just touch: there it is a matter of taste
-        a, b = a.round() * 2, b.round() * 2
-    a[:, 2:] += a[:, :2] + 1
-    b[:, 2:] += b[:, :2] + 1
-    weight = torch.randn(n, m, generator=generator, dtype=torch.float64)
-    results = []
-    for function in (box_iou, plain.box_iou):
-        inputs = [t.clone().requires_grad_() for t in (a, b)]
-        results.append(torch.autograd.grad((function(*inputs) * weight).sum(), inputs))
-    results.append(plain.box_iou_backward(weight, a, b))
-    for result in results[1:]:
-        assert_close(results[0], result, rtol=1e-9, atol=1e-12)
-
-
-def test_iou_says_that_it_has_no_second_derivative():
-    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
-    (gradient,) = torch.autograd.grad(box_iou(boxes, boxes.detach() + 1).sum(), boxes, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        gradient.sum().backward()
-
-
 def test_crowd_overlap_has_a_gradient_through_the_area():
     boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
     crowd_overlap(boxes, torch.ones(2, 2, dtype=torch.bool)).sum().backward()

@@ -9,11 +9,8 @@ from torch import Tensor
 from seamseg.ops import implementations
 
 DIFFERENTIABLE = {
-    "box_iou": ("a", "b"),
     "box_filter_pool": ("x",),
-    "box_filter_pool_backward": ("dy",),
     "roi_sampling": ("levels",),
-    "roi_sampling_backward": ("dy",),
     "upsample_ohem_loss": ("logits",),
 }
 

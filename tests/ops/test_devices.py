@@ -39,7 +39,7 @@ def cases(device):
         "nms_groups": (lambda b, s, g: nms(b, s, 0.5, 20, g), (boxes, scores, index)),
         "crowd": (lambda b, m: crowd_overlap(b, m > 4), (boxes, ids[0])),
         "extract": (lambda m: extract_boxes(m, 12), (ids,)),
-        "roi": (lambda x, b, i: roi_sampling(x, b, i, (7, 5))[0], (maps, boxes, index)),
+        "roi": (lambda x, b, i: roi_sampling(x, b, i, (7, 5)), (maps, boxes, index)),
         "features": (
             lambda x, b, i: roi_features([x, x[..., ::2, ::2]], b, i, i, (64, 96), (7, 7)),
             (maps, boxes, index),

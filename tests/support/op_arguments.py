@@ -280,8 +280,6 @@ def _fit_map_of_labels(scene: Scene, v: _Values) -> None:
 
 def _fit_boxes(scene: Scene, v: _Values) -> None:
     v["b"] = v["b"].to(v["a"].dtype)
-    if "grad" in v:
-        v["grad"] = scene.normal(scene.count, scene.count_b, dtype=v["a"].dtype)
 
 
 def _fit_pooling(scene: Scene, v: _Values) -> None:
@@ -317,7 +315,6 @@ _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
     "box_filter_pool": _fit_pooling,
     "box_filter_pool_backward": _fit_pooling,
     "box_iou": _fit_boxes,
-    "box_iou_backward": _fit_boxes,
     "count_labels": _fit_map_of_labels,
     "fill_free": _fit_map_of_labels,
     "match_boxes": _fit_boxes,

@@ -332,7 +332,7 @@ def mask_targets(
     and void ones unless `void_is_background`.
     """
     index = torch.zeros(samples.shape[0], dtype=torch.long, device=samples.device)
-    sampled, _ = roi_sampling(masks[None], samples, index, size, interpolation="nearest")
+    sampled = roi_sampling(masks[None], samples, index, size, interpolation="nearest")
     target = (sampled == functional.pad(ids, (1, 0), value=-1)[match + 1][:, None, None, None]).any(dim=1).float()
     ignored = (match == BACKGROUND)[:, None, None].expand_as(target)
     if not void_is_background:

@@ -29,31 +29,6 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     return inter.div_(union).to(dtype)
 
 
-def box_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of `a` and `b` in :func:`box_iou`; equal corners of a pair get half each.
-
-    Boxes that only touch do not overlap.
-    """
-    dtype, grad, a, b = a.dtype, widened(grad), widened(a), widened(b)
-    sides_a, sides_b = a[:, 2:] - a[:, :2], b[:, 2:] - b[:, :2]
-    low_a, low_b, high_a, high_b = a[:, None, :2], b[None, :, :2], a[:, None, 2:], b[None, :, 2:]
-    sides = torch.minimum(high_a, high_b) - torch.maximum(low_a, low_b)
-    cut = sides.clamp(min=0)
-    inter = cut.prod(-1)
-    union = area(a)[:, None] + area(b)[None] - inter
-    of_union = -grad * inter / (union * union)
-    of_inter = grad / union - of_union
-    of_sides = torch.where(sides > 0, of_inter[..., None] * cut.flip(-1), 0)
-    gradients = []
-    for axis, side, low, high in (
-        (1, sides_a, _less(low_b, low_a), _less(high_a, high_b)),
-        (0, sides_b, _less(low_a, low_b), _less(high_b, high_a)),
-    ):
-        of_area = of_union.sum(axis)[:, None] * side.flip(-1)
-        gradients.append(torch.cat((-(of_sides * low).sum(axis) - of_area, (of_sides * high).sum(axis) + of_area), 1))
-    return gradients[0].to(dtype), gradients[1].to(dtype)
-
-
 def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See :func:`seamseg.ops.boxes.match_boxes`; arguments are not checked, of one type."""
     a, b = widened(a), widened(b)
@@ -77,11 +52,6 @@ def crowd_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     y0, y1 = corners[:, 0::2].clamp(0, height).long().clamp(max=height).unbind(1)
     x0, x1 = corners[:, 1::2].clamp(0, width).long().clamp(max=width).unbind(1)
     return integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
-
-
-def _less(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 where a < b, 0.5 where they are equal, else 0."""
-    return torch.heaviside(b - a, a.new_tensor(0.5))
 
 
 def _no_match(boxes: Tensor, count: int) -> Tensor:

@@ -81,13 +81,6 @@ def roi_sampling_backward(
     return gradients
 
 
-def valid_mask(boxes: Tensor, map_height: int, map_width: int, height: int, width: int) -> Tensor:
-    """Compute which samples of boxes `K x 4` lie inside a map: bool `K x height x width`."""
-    y, x = _centres(boxes[:, 0], boxes[:, 2], height), _centres(boxes[:, 1], boxes[:, 3], width)
-    inside_y, inside_x = (y >= 0) & (y < map_height), (x >= 0) & (x < map_width)
-    return inside_y[:, :, None] & inside_x[:, None, :]
-
-
 def _axis_taps(s: Tensor, size: int, nearest: bool, zero: bool) -> tuple[Tensor, Tensor]:
     """Compute the pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
     # far and undefined coordinates would overflow the integers; all of them read the border or nothing
