@@ -74,7 +74,7 @@ residual (or None) are contiguous float32 `N x H x W x C`.
 
 
 class WinogradConv2d(FusedConv2d):
-    """A :class:`FusedConv2d`, in float32 on a CPU by Winograd's algorithm.
+    """A :class:`FusedConv2d` that is :func:`is_suitable`, in float32 on a CPU by Winograd's algorithm.
 
     The transformed kernel takes four times the memory of the kernel, which is kept as well. With `regions` its maps are
     regions of images: their number does not decide how they are computed, nor their bits (but for torch 2.11 on a CPU
@@ -82,8 +82,6 @@ class WinogradConv2d(FusedConv2d):
     """
 
     def __init__(self, conv: FusedConv2d, regions: bool = False) -> None:
-        if not is_suitable(conv):
-            raise ValueError(f"WinogradConv2d: needs a 3x3 convolution of stride 1 that keeps the size, got {conv}")
         super().__init__(conv.weight, conv.bias, conv, conv.activation, conv.activation_param)
         self.regions = regions
 
