@@ -96,10 +96,8 @@ def inplace_abn(
     activation: str = "leaky_relu",
     activation_param: float = 0.01,
     group: distributed.ProcessGroup | None = None,
-    residual: Tensor | None = None,
-    deferred: Tensor | None = None,
 ) -> Tensor:
-    """Apply in-place ABN, `act(x_hat * (|weight| + eps) + bias + residual)`, which keeps only its output.
+    """Apply in-place ABN, `act(x_hat * (|weight| + eps) + bias)`, which keeps only its output.
 
     The activation must be invertible. A negative weight gets the gradient of its absolute value. The output must not be
     changed in place afterwards; the backward pass raises an error if it was.
@@ -117,19 +115,13 @@ def inplace_abn(
     group : ranks that share the statistics of a training step, each weighted by its own count; None for no exchange.
         Every rank of the group must make the call, a rank with an empty `x` too. Gradients of weight and bias stay
         local, as DistributedDataParallel expects.
-    residual : added before the activation, in the shape of `x`; None for nothing. The backward pass subtracts
-        it again: a residual block keeps only its output, besides the residual, which the layer that made it keeps.
-    deferred : result of :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a
-        convolution. Scales below the spacing of the numbers that the output is stored in (1/128 of its root mean square
-        in bfloat16) get their gradient through its kernel; without it that gradient shrinks with the square of the
-        scale.
 
     Returns
     -------
     a new tensor in the shape and memory format of `x`
     """
     norm = Norm(running_mean, running_var, training, momentum, eps, activation, activation_param, group)
-    return apply_norm(x, weight, bias, norm, residual, deferred)
+    return apply_norm(x, weight, bias, norm)
 
 
 def apply_norm(
@@ -140,7 +132,13 @@ def apply_norm(
     residual: Tensor | None = None,
     deferred: Tensor | None = None,
 ) -> Tensor:
-    """Compute :func:`inplace_abn` with its options as a :class:`Norm`."""
+    """Compute :func:`inplace_abn` with its options as a :class:`Norm`.
+
+    A residual like `x` is added before the activation, and subtracted in the backward pass: a residual block keeps only
+    its output, besides the residual, which the layer that made it keeps. `deferred` is the result of
+    :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a convolution: small scales get
+    their gradient through its kernel; without it that gradient shrinks with the square of the scale.
+    """
     check_input("inplace_abn", x, weight, bias, norm.running_mean, norm.running_var, norm.training)
     check_activation("inplace_abn", norm.activation, norm.parameter, invertible=True)
     if residual is not None:

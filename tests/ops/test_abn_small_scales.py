@@ -15,7 +15,7 @@ from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn as abn_module
-from seamseg.ops.abn import inplace_abn
+from seamseg.ops.abn import Norm, apply_norm
 from seamseg.ops.abn_kernel_gradient import scale_gradient
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.norm import InPlaceABN, NormSequential
@@ -145,7 +145,7 @@ def test_bounded_without_the_convolution(activation, with_residual, scale):
             z = oracles.abn(*leaves, bias.double(), "identity", 1.0, True)
             y = oracles.activate(z if other is None else z + other, *activation)
         else:
-            y = inplace_abn(*leaves, bias, None, None, True, 0.1, 1e-5, *activation, residual=other)
+            y = apply_norm(*leaves, bias, Norm(None, None, True, 0.1, 1e-5, *activation, None), other)
         results.append(torch.autograd.grad(y, leaves, (dy + 0.3).to(dtype)))
     for exact, low in zip(*results):
         assert low.norm() < 1.2 * exact.norm()
