@@ -202,7 +202,7 @@ class _Conversion:
             raise _Refused(f"torch.fx finds no call of the layer: {reason}")
         if len(calls) > 1:
             raise _Refused(f"the layer is called {len(calls)} times")
-        readers = self._forwards.readers(calls[0])
+        readers = list(self._forwards.readers(calls[0]))
         activation = _activation_of(readers[0], self._modules) if len(readers) == 1 else None
         if activation is not None:
             return _Following(*activation, readers[0])

@@ -88,14 +88,14 @@ class Forwards:
         """Return the nodes of all graphs."""
         return [node for graph in self._graphs.values() for node in graph.nodes]
 
-    def readers(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that read a result, beyond `nn.Identity` and the end of a `forward`."""
-        found = []
+    def readers(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """Return the nodes that read a result, and by which node, beyond `nn.Identity` and the end of a `forward`."""
+        found: dict[fx.Node, fx.Node] = {}
         for user in node.users:
             further = [user] if user.op == "call_module" and self._is_identity(user) else []
             if user.op == "output" and user.args[0] is node and len(self.calls[user.meta["owner"]]) == 1:
                 further = self.calls[user.meta["owner"]]
-            found += self.readers(further[0]) if further else [user]
+            found |= self.readers(further[0]) if further else {user: node}
         return found
 
     def _is_identity(self, node: fx.Node) -> bool:
@@ -121,8 +121,9 @@ class Forwards:
 
     def out_of_place(self, node: fx.Node) -> None:
         """Make an operator as `y += x` return a new tensor, if it alone reads the result of a call, `y`."""
-        for user in self.readers(node)[:1]:
-            if len(node.users) == 1 and user.target in IN_PLACE_OPERATORS and user.args[1] is not node:
+        found = self.readers(node)
+        for user, read in found.items():
+            if len(found) == 1 and user.target in IN_PLACE_OPERATORS and user.args[0] is read:
                 self._changed.add(user.meta["owner"])
                 user.target = IN_PLACE_OPERATORS[user.target]  # type: ignore[index]
 
