@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.models.network import Network, copied
-from seamseg.ops.activation import activate_
+from seamseg.ops.activation import activate, activate_
 from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import (
     ABN,
@@ -39,6 +39,7 @@ from seamseg.ops.norm import (
     is_plain,
     is_tiling,
 )
+from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.utils.errors import InputError
 
@@ -98,6 +99,45 @@ class FoldedBlock(nn.Module):
             y = conv(y)
         out: Tensor = self.convs[-1](y, shortcut)
         return out
+
+
+class FoldedDeeplabV3(nn.Module):
+    """The head of DeepLabV3, without the concatenation: its reduction, `joins`, is a sum over the branches.
+
+    `context` has no activation: it is `pooled_activation`, after the average. `reduce_context` has the offset of the
+    sum, the last of the joins its activation. Without `pooling_size` the average is the mean of the map.
+    """
+
+    def __init__(
+        self,
+        branches: Sequence[FusedConv2d],
+        joins: Sequence[FusedConv2d],
+        context: FusedConv2d,
+        reduce_context: FusedConv2d,
+        pooling_size: tuple[int, int] | None,
+        pooled_activation: tuple[str, float],
+    ) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        self.joins = nn.ModuleList(joins)
+        self.context = context
+        self.reduce_context = reduce_context
+        self.pooling_size = pooling_size
+        self.pooled_activation = pooled_activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute what :class:`seamseg.models.heads.deeplab.DeeplabV3` does."""
+        if self.pooling_size is None:
+            pooled = self.context(x.mean((2, 3), keepdim=True))
+        else:
+            # an affine map commutes with the average and its padding
+            pooled = box_filter_pool(self.context(x), self.pooling_size)
+        total: Tensor = self.reduce_context(activate(pooled, *self.pooled_activation))
+        if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
+            total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
+        for branch, join in zip(self.branches, self.joins):
+            total = join(branch(x), total)
+        return total
 
 
 def fold_abn(net: Net) -> Net:
@@ -264,35 +304,47 @@ def _fold_block(block: ResidualBlock | PreActivationBlock) -> FoldedBlock:
     return FoldedBlock(convs, _fuse(block.proj_conv, block.proj_bn) if block.has_projection else None)
 
 
-def _fold_parallel(convs: Sequence[Any], norm: nn.Module) -> tuple[list[FusedConv2d], Activation]:
-    """Fold the norm of concatenated maps into their convolutions, all of one width; the activation stays."""
-    affine = _affine(norm)
-    assert affine is not None
-    made = []
-    for conv, scale, offset in zip(convs, affine.scale.chunk(len(convs)), affine.offset.chunk(len(convs))):
-        part = affine._replace(scale=scale, offset=offset)
-        made.append(FusedConv2d(*_scaled(conv.weight, conv.bias, part), conv))
-    return made, Activation(*affine.activation)
+def _branches(convolutions: Iterable[Any], norm: _Affine) -> list[FusedConv2d]:
+    """Fuse convolutions with the norm of their concatenated maps, all of one width."""
+    made, start = [], 0
+    for conv in convolutions:
+        channels = slice(start, start + conv.out_channels)
+        part = norm._replace(scale=norm.scale[channels], offset=norm.offset[channels])
+        made.append(FusedConv2d(*_scaled(conv.weight, conv.bias, part), conv, *norm.activation))
+        start += conv.out_channels
+    return made
 
 
 def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
-    # an affine map commutes with the average of the last branch and its padding
-    convs, module.bn1 = _fold_parallel((module.conv1_3x3, module.conv1_dil, module.conv1_glb), module.bn1)
+    # an affine map commutes with the average of the last branch and its padding; the activation follows it
+    norm = _affine(module.bn1)
+    assert norm is not None
+    convs = _branches((module.conv1_3x3, module.conv1_dil, module.conv1_glb), norm._replace(activation=("identity", 0)))
     module.conv1_3x3, module.conv1_dil, module.conv1_glb = convs  # type: ignore[assignment]
+    module.bn1 = Activation(*norm.activation)
     module.conv2, module.bn2 = _fuse(module.conv2, module.bn2), nn.Identity()  # type: ignore[assignment]
     return module
 
 
-def _fold_deeplab_v3(head: DeeplabV3) -> DeeplabV3:
-    convs, head.map_bn = _fold_parallel(list(head.map_convs), head.map_bn)
-    head.map_convs = nn.ModuleList(convs)
-    (context,), head.global_pooling_bn = _fold_parallel([head.global_pooling_conv], head.global_pooling_bn)
-    (reduced,), _ = _fold_parallel([head.red_conv], head.red_bn)
-    (pooled,), head.red_bn = _fold_parallel([head.pool_red_conv], head.red_bn)
-    # the offset is that of the sum
-    pooled.bias.zero_()
-    head.global_pooling_conv, head.red_conv, head.pool_red_conv = context, reduced, pooled  # type: ignore[assignment]
-    return head
+def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3:
+    first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
+    assert first is not None and pooled is not None and last is not None
+    # the activation comes after the average
+    context = FusedConv2d(*_scaled(head.global_pooling_conv.weight, None, pooled), head.global_pooling_conv)
+    reduce_context, offset = _scaled(head.pool_red_conv.weight, None, last)
+    reduced, _ = _scaled(head.red_conv.weight, None, last)
+    # the offset is that of the sum: it is added once, by the context
+    zeros = torch.zeros_like(offset)
+    joins = [FusedConv2d(part, zeros, head.red_conv) for part in torch.split(reduced, head.hidden_channels, dim=1)]
+    joins[-1].activation, joins[-1].activation_param = last.activation
+    return FoldedDeeplabV3(
+        _branches(head.map_convs, first),
+        joins,
+        context,
+        FusedConv2d(reduce_context, offset, head.pool_red_conv),
+        head.pooling_size,
+        pooled.activation,
+    )
 
 
 def _fold_rpn(head: RPNHead) -> RPNHead:
