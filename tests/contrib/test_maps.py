@@ -169,10 +169,6 @@ def test_a_report_has_a_panel_of_each_map(network, micro, tmp_path, seamseg_main
         assert panel.size == (image["width"], image["height"])
     records = [json.loads(line) for line in (tmp_path / "eval" / "images.jsonl").read_text().splitlines()]
     assert {record["maps"]["edge"] for record in records} == {f"edge/val{n}.png" for n in range(3)}
-    stale = tmp_path / "eval" / "maps" / "edge" / "gone.png"
-    stale.write_bytes(b"")
-    assert seamseg_main("evaluate", network, micro, "--out", tmp_path / "eval", "--quiet") == 0
-    assert not stale.exists()
 
 
 def test_resized_maps():
