@@ -68,7 +68,8 @@ TESTS = {
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss-few] "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward-few]",
     "seamseg/training/optim/ema.py": "tests/training/test_ema.py tests/training/test_update.py",
-    "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py",
+    "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py "
+    "tests/components/test_optimizer.py",
     "seamseg/training/optim/schedule.py": "tests/training/test_optimizer.py",
 }
 """Tests of files whose tests have another name."""

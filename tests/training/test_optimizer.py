@@ -93,14 +93,14 @@ def test_adamw_has_the_groups_of_sgd():
 
 
 class Layered(Backbone):
-    """Two layers, of which one is not decayed."""
+    """Layers 0 and 2, of which one has a tensor that is not decayed."""
 
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(2, 3), ABN(3), nn.Linear(3, 4, bias=False)
 
     def layer_ids(self):
-        return {name: int(name.startswith("second")) for name, _ in self.named_parameters()}
+        return {name: 2 * name.startswith("second") for name, _ in self.named_parameters()}
 
     def undecayed(self):
         return {"first.bias"}
@@ -112,7 +112,7 @@ def test_rates_and_decay_of_the_layers_of_a_body():
     # as a network states it
     object.__setattr__(net, "backbone", net["body"])
     given = {"lr": 1.0, "weight_decay": 0.25, "weight_decay_norm": False, "body_lr_factor": 0.5, "bn_frozen": False}
-    for decay, first, second in ((0.5, 0.125, 0.25), (1.0, 0.5, 0.5)):
+    for decay, first, second in ((0.5, 0.0625, 0.25), (1.0, 0.5, 0.5)):
         groups = build_optimizer(net, options(**given, layer_decay=decay)).param_groups
         found = {id(p): (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
         wanted = {
