@@ -49,10 +49,6 @@ _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
 T = TypeVar("T")
 
-# Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
-if Image.MAX_IMAGE_PIXELS is not None:
-    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, 2 * MAX_PIXELS)
-
 
 def image_files(
     folder: Path, leave_out: Callable[[Path], bool] = lambda folder: False, endings: tuple[str, ...] = PHOTO_ENDINGS

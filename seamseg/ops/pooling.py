@@ -47,7 +47,7 @@ differentiate("box_filter_pool", _backward, _setup_context)
 forbid_second_derivative("box_filter_pool_backward")
 
 
-class MaxPool2d(nn.MaxPool2d):
+class MaxPool3x3(nn.MaxPool2d):
     """3x3 max pooling, padded by 1, that keeps a byte for each maximum for the backward pass: its place in the window.
 
     torch keeps the input and an int64 index. Values and gradients are the same.

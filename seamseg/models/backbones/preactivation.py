@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.norm import CONVOLUTIONS, NormSequential, is_plain
-from seamseg.ops.pooling import MaxPool2d
+from seamseg.ops.pooling import MaxPool3x3
 
 
 class PreActivationBlock(nn.Module):
@@ -78,7 +78,7 @@ def stem(norm: NormFactory, input_3x3: bool, channels: int = 64) -> nn.Module:
         layers["conv3"] = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
     else:
         layers["conv1"] = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
-    layers["pool"] = MaxPool2d(2)
+    layers["pool"] = MaxPool3x3(2)
     return NormSequential(layers)
 
 

@@ -13,7 +13,7 @@ from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
 from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN, NormSequential, is_inplace, is_plain, is_pointwise, run_layers
-from seamseg.ops.pooling import MaxPool2d
+from seamseg.ops.pooling import MaxPool3x3
 
 
 class ResidualBlock(nn.Module):
@@ -136,7 +136,7 @@ class ResNet(Backbone):
         )
         pooling, _ = stages[0]
         if pooling > 1:
-            stem["pool1"] = MaxPool2d(pooling)
+            stem["pool1"] = MaxPool3x3(pooling)
         self._add("mod1", NormSequential(stem), 2 * pooling, width)
         for i, (stride, dilations) in enumerate(stages, start=2):
             channels, blocks = architecture.channels(i), OrderedDict[str, nn.Module]()

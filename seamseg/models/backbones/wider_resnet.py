@@ -13,7 +13,7 @@ from seamseg.config.bodies import is_dilated_a2
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.preactivation import PreActivationBlock, sequence
 from seamseg.ops.norm import NormSequential
-from seamseg.ops.pooling import MaxPool2d
+from seamseg.ops.pooling import MaxPool3x3
 
 WIDER_RESNETS: dict[str, tuple[int, ...]] = {
     "wider_resnet16": (1, 1, 1, 1, 1, 1),
@@ -50,7 +50,7 @@ class _LaidOut(Backbone):
         width = 64
         for i, (count, channels) in enumerate(zip(blocks, _CHANNELS), start=2):
             if i in layout.pools:
-                self._add(f"pool{i}", MaxPool2d(2), 2)
+                self._add(f"pool{i}", MaxPool3x3(2), 2)
             stride, dilation, dropout = layout.strides.get(i, 1), layout.dilations.get(i, 1), layout.dropouts.get(i, 0)
             made = []
             for block in range(count):
