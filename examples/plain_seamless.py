@@ -302,7 +302,7 @@ def torch_poolings(network: nn.Module) -> nn.Module:
     """Replace the poolings of a network by those of torch, which keep their input."""
     for parent in network.modules():
         for name, child in parent.named_children():
-            if isinstance(child, pooling.MaxPool2d):
+            if isinstance(child, pooling.MaxPool3x3):
                 setattr(parent, name, nn.MaxPool2d(child.kernel_size, child.stride, child.padding))
     return network
 

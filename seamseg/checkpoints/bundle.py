@@ -61,7 +61,9 @@ def open_model(
     configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
     suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
-    found, snapshot = _find(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -75,7 +77,9 @@ def open_model(
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
-    found, snapshot = _find(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    found = _with_published_classes(found, snapshot)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -86,8 +90,8 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
-def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
-    """Find the configuration and the classes of a model, and open its weights."""
+def _find(path: str | Path) -> _Parts:
+    """Find the weights, the configuration and the classes of a model."""
     path = local_model(path)
     if path.suffix == WEIGHTS_ENDING or path.is_dir():
         weights = snapshot_in(path) if path.is_dir() else path
@@ -99,13 +103,8 @@ def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
             content = read_statement(stated)
             classes = metadata_of(content, str(stated))
         text = read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None
-        found = _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
-    else:
-        found = _from_zip(path) or _Parts(path, str(path), None, None, str(path))
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    if not snapshot.config.strip() and found.config_text is None:
-        found = _with_published_classes(found, snapshot)
-    return found, snapshot
+        return _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
+    return _from_zip(path) or _Parts(path, str(path), None, None, str(path))
 
 
 _VISTAS_EXPERIMENT = "vistas_wrn38"
@@ -118,7 +117,7 @@ def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
     state = snapshot.state_dict
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
-    if not recognised or "head" not in state:
+    if not recognised or "head" not in state or snapshot.config.strip() or found.config_text is not None:
         return found
     text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
     return replace(found, config_text=text, metadata=found.metadata or published_classes())

@@ -106,7 +106,7 @@ NUMBERS = {
     "prepare --check DATA --json s.json": "samples workers",
 }
 """The options with a number, by the command with its other arguments."""
-LIMITED = "workers train val pad-to tile-overlap port size crop scale hold-out anonymize-score"
+LIMITED = "workers train val pad-to tile-overlap port crop scale hold-out anonymize-score"
 LIMITED = f"{LIMITED} score-threshold overlap-threshold".split()
 """Those that have a largest number."""
 INPUT_SIZE = ("--shortest-size", "--longest-max-size")

@@ -207,7 +207,7 @@ def without_metadata(path):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:1000]), "not an ONNX file, truncated"),
         (without_metadata, "no metadata of seamseg"),
-        (lambda path: write_network(path, record(), "{}"), "no format number"),
+        (lambda path: write_network(path, record(), "{}"), "of another version"),
         (lambda path: write_network(path, record(), record(part="dense").to_json()), "part 'dense'"),
     ],
 )

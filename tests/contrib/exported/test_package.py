@@ -53,7 +53,7 @@ def refusal(path):
     ("metadata", "reason"),
     [
         ({METADATA_KEY: None}, "not a package that seamseg exported"),
-        ({METADATA_KEY: '{"format": 99, "version": "9.9"}'}, "update seamseg"),
+        ({METADATA_KEY: '{"format": 99, "version": "9.9"}'}, "of another version"),
         ({"AOTI_DEVICE_KEY": "cuda"}, "compiled for 'cuda', not for cpu"),
         # of other machines
         (stated(torch="99.0"), "needs PyTorch 99.0"),

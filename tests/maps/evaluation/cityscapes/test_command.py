@@ -193,7 +193,7 @@ def test_the_split_must_be_named(tree, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gt", "x"], "needs --gt"),
+        (["--gt", "x"], "--gt and --pred must be given together"),
         (["--gt", "x", "--pred", "y", "model"], "MODEL cannot be used with"),
         (["--gt", "x", "--pred", "y", "--legacy-metrics"], "--legacy-metrics cannot be used with"),
         (["--gt", "x", "--pred", "y", "--workers", "0"], "at least 1"),
