@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,6 +149,7 @@ class Service:
         except InputError as error:
             raise HTTPException(400, str(error)) from None
         except HTTPException:
+            await _discard_upload(request)
             raise
         except Exception as error:
             self._log(error)
@@ -266,6 +268,9 @@ class _CountAndProtect:
 _FORM_BYTES = 64 << 10
 """Size of a form beside its image."""
 
+_DISCARD_SECONDS = 5
+"""Seconds that the rest of a refused upload is read."""
+
 
 class _InMemory(MultiPartParser):
     """Keeps files in memory, whose size is limited before: images do not reach the disk."""
@@ -276,7 +281,7 @@ class _InMemory(MultiPartParser):
 async def _file_of_form(request: Request, limit: int) -> bytes:
     parser = _InMemory(
         request.headers,
-        _limited(request, limit + _FORM_BYTES),
+        _limited(request, limit, _FORM_BYTES),
         max_files=1,
         max_fields=8,
         max_part_size=_FORM_BYTES,
@@ -295,17 +300,31 @@ async def _file_of_form(request: Request, limit: int) -> bytes:
         await form.close()
 
 
-async def _limited(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+async def _limited(request: Request, limit: int, beside: int = 0) -> AsyncGenerator[bytes, None]:
     size = 0
     async for block in request.stream():
         size += len(block)
-        if size > limit:
+        if size > limit + beside:
             raise _too_large(limit)
         yield block
 
 
 def _too_large(limit: int) -> HTTPException:
     return HTTPException(413, f"{UPLOAD}: is larger than {format_bytes(limit)}, the limit of an upload")
+
+
+async def _discard_upload(request: Request) -> None:
+    """Read what is left of a refused upload: many clients send all of it before they read the answer."""
+
+    async def read() -> None:
+        async for _ in request.stream():
+            pass
+
+    if "expect" in request.headers:  # the client waits for a go-ahead
+        return
+    # RuntimeError: all has been read; cancelled at the end of the server, when the answer goes out all the same
+    with suppress(ClientDisconnect, RuntimeError, asyncio.TimeoutError, asyncio.CancelledError):
+        await asyncio.wait_for(read(), _DISCARD_SECONDS)
 
 
 async def _in_time(work: Coroutine[Any, Any, T], end: float, status: int, problem: str) -> T:

@@ -75,6 +75,8 @@ def test_the_orientation_of_a_photo_is_applied(client):
         (png(photo(size=(101, 101))), "", {}, 400, "image: 101 x 101 pixels are above the limit of 0.01 megapixels"),
         (bytes(300_000), "", {}, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (form(bytes(300_000)), "", FORM, 413, "image: is larger than 256 KiB, the limit of an upload"),
+        (bytes(20_000_000), "", {}, 413, "image: is larger than 256 KiB, the limit of an upload"),
+        (form(bytes(20_000_000)), "", FORM, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (form(png(photo()), "picture"), "", FORM, 400, "the form has no file named `file` with .*; it has picture"),
         (
             form(png(photo()), filename=""),
