@@ -65,6 +65,7 @@ RGB_BYTES = 7
 MASK_BYTES = 16
 """Memory of a pixel of a mask: Pillow's image, `int32`, and the arrays of the segments that are made of it."""
 
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
 _OF_FRAMES = ("WEBP", "AVIF")
 _FRAME_BYTES = 16
 """Memory of a pixel of these: planes of the frame, two canvases, a copy in Python, and Pillow's image."""
@@ -180,7 +181,9 @@ def image_budget() -> float:
 def memory_needed(image: Image.Image, per_pixel: float = RGB_BYTES) -> int:
     """Return the estimated bytes of decoding an open image; `per_pixel` until the image and its arrays are dropped."""
     per_pixel = max(per_pixel, _FRAME_BYTES if image.format in _OF_FRAMES else 0)
-    return int(per_pixel * image.width * image.height) + _SIDE_BYTES * max(image.size)
+    tags = image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
+    tile = tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0)  # decoded whole, also of a smaller image
+    return int(per_pixel * max(image.width * image.height, tile)) + _SIDE_BYTES * max(image.size)
 
 
 def is_large(pixels: int) -> bool:

@@ -1,5 +1,6 @@
 """The memory of images: estimated from the header, refused above a budget."""
 
+import struct
 import sys
 import tracemalloc
 import zlib
@@ -60,6 +61,16 @@ def test_estimates(tmp_path, name, size, per_pixel, expected):
     Image.new("RGB", size).save(tmp_path / name)
     with open_pillow(tmp_path / name) as image:
         assert memory_needed(image, per_pixel) == expected * size[0] * size[1] + 800 * max(size)
+
+
+def test_tiles_beyond_the_image(tmp_path):
+    # width, height, bits, deflated, black is 0, one sample; one tile
+    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: 40_000, 323: 30_000, 324: 200, 325: 8}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    header = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    (tmp_path / "a.tif").write_bytes(header.ljust(200, b"\0") + zlib.compress(b""))
+    with pytest.raises(UnreadableImage, match=r"16 x 16 pixels of TIFF takes 8\.4 GB"):
+        open_image(tmp_path / "a.tif")
 
 
 def test_above_the_budget(tmp_path, monkeypatch):
