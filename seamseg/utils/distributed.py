@@ -89,7 +89,7 @@ def local_processes() -> int:
 def is_main_process() -> bool:
     """Return whether this process prints and writes the shared files."""
     # a single process is the main one, whatever its RANK
-    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE") == "1"
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> torch.device:

@@ -42,6 +42,7 @@ ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
         (ADDRESS, 1, True),
         ({"RANK": "0", "WORLD_SIZE": "1", **ADDRESS}, 1, True),
         ({"RANK": "3", "WORLD_SIZE": "1", **ADDRESS}, 1, True),
+        ({"RANK": "3"}, 1, True),
         ({"RANK": "0", "WORLD_SIZE": "2", **ADDRESS}, 2, True),
         ({"RANK": "1", "WORLD_SIZE": "2", **ADDRESS}, 2, False),
     ],
