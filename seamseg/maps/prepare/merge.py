@@ -89,8 +89,9 @@ def read_rules(path: str | Path) -> MergeRules:
     try:
         if not any(isinstance(content.get(key), (dict, list)) for key in kinds):
             content = {"classes": content}
-        given = {key: kind(content.pop(key, ())) for key, kind in kinds.items()}
-        classes, splits, stuff, things = given.values()
+        classes, splits, stuff, things = (content.pop(key, kind()) for key, kind in kinds.items())
+        if not (isinstance(stuff, list) and isinstance(things, list)):
+            raise TypeError("`stuff` and `things` are lists of names")
         names = [*stuff, *things, *splits.values(), *(name for name in classes.values() if name is not None)]
         if content or not all(isinstance(name, str) for name in names):
             raise ValueError(f"unexpected {', '.join(content) or 'value'}")
