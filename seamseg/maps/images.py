@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -238,7 +239,7 @@ def _decode(
     try:
         if (os.stat(path).st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
-        with open_pillow(path if data is None else BytesIO(data)) as image:
+        with _no_pillow_limit(), open_pillow(path if data is None else BytesIO(data)) as image:
             pixels = image.width * image.height
             if pixels > max_pixels:
                 raise UnreadableImage(
@@ -273,6 +274,26 @@ def _may_be_rotated(image: Image.Image, path: Path, data: bytes | None = None) -
         return True
     content = _content(path, data)
     return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
+
+
+_pillow_limit, _limit_before, _unlimited = threading.Lock(), Image.MAX_IMAGE_PIXELS, 0
+
+
+@contextmanager
+def _no_pillow_limit() -> Iterator[None]:
+    # Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
+    global _unlimited, _limit_before
+    with _pillow_limit:
+        if not _unlimited:
+            _limit_before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        _unlimited += 1
+    try:
+        yield
+    finally:
+        with _pillow_limit:
+            _unlimited -= 1
+            if not _unlimited:
+                Image.MAX_IMAGE_PIXELS = _limit_before
 
 
 def _orientation(image: Image.Image) -> int:

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import tarfile
-import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -50,7 +49,6 @@ _LONGEST_SIDES = {"JPEG": 65_500, "WEBP": 16_383}
 _TAR_HEADER_BYTES = 64 * KIB
 _MOST_PAX_HEADERS = 100
 _BLOCK_BYTES = 4 * MIB
-_OPENING = threading.Lock()
 _INFLATED_BYTES = 64 * KIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _BYTES_OF_CONTAINER = 16
@@ -155,15 +153,10 @@ def open_pillow(source: Path | IO[bytes]) -> Image.Image:
     """
     from PIL import Image, UnidentifiedImageError
 
-    with _OPENING:
-        # Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            return Image.open(source, formats=IMAGE_FORMATS)
-        except KeyError as error:  # Pillow lacks this format, and no other reader took the file
-            raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
+    try:
+        return Image.open(source, formats=IMAGE_FORMATS)
+    except KeyError as error:  # Pillow lacks this format, and no other reader took the file
+        raise UnidentifiedImageError(f"cannot identify it; Pillow {Image.__version__} reads no {error}") from None
 
 
 def image_budget() -> float:

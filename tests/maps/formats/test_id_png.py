@@ -122,7 +122,7 @@ def test_broken_streams_and_two_headers(tmp_path, reader):
     second = chunk(b"IHDR", struct.pack(">II5B", 4, 2, 8, 2, 0, 0, 0))
     for content, words in (
         (png((6, 11), b""), "not a readable PNG"),
-        (png((2**31 - 1, 2**31 - 1), stream), "decoding 2147483647 x 2147483647 pixels of PNG takes"),
+        (png((2**31 - 1, 2**31 - 1), stream), "not a readable PNG"),
         (png((6, 11), stream, after=[second]), "not a readable PNG.*it has two headers"),
         (
             png((6, 11), stream).replace(b"IDAT", b"IDAT\1", 1),
