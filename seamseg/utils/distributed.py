@@ -224,16 +224,22 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     :func:`distributed`. Its argument is pickled; its result in this process is returned.
     """
     import torch
-    from torch.multiprocessing import start_processes
+    from torch.multiprocessing import get_context, start_processes
 
     if count == 1:
         return function(argument)
     groups, before, all_threads = _local_group(count), dict(os.environ), torch.get_num_threads()
     threads = max(all_threads // count, 1)
     os.environ.update(groups[0])
-    arguments = (groups, threads, function, argument)
+    started = get_context("spawn").Semaphore(0)
+    arguments = (groups, threads, started, function, argument)
     others = start_processes(_member, arguments, count - 1, join=False, start_method="spawn")
     try:
+        for process in others.processes:
+            # such as of a script that starts processes where it is imported; to join their group would take minutes
+            while not started.acquire(timeout=0.5):
+                if not process.is_alive():
+                    raise LostConnection("a process has ended")
         torch.set_num_threads(threads)
         return function(argument)
     except BaseException as error:
@@ -254,13 +260,19 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
 
 
 def _member(
-    number: int, groups: list[dict[str, str]], threads: int, function: Callable[[T], object], argument: T
+    number: int,
+    groups: list[dict[str, str]],
+    threads: int,
+    started: Any,
+    function: Callable[[T], object],
+    argument: T,
 ) -> None:
     """Call a function in a process that :func:`run_in_processes` has started."""
     import torch
 
     os.environ.update(groups[number + 1])
     torch.set_num_threads(threads)
+    started.release()
     function(argument)
 
 

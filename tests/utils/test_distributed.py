@@ -180,6 +180,17 @@ def test_a_process_that_fails_ends_all(broken, message, capfd):
     assert not capfd.readouterr().err
 
 
+class _Broken:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_process_that_ends_before_it_joins():
+    with pytest.raises(SeamsegError, match=r"^process 1 has ended with code 3$"):
+        run_in_processes(2, _ranks, _Broken())
+
+
 def _loaded(argument):
     with distributed("cpu") as world:
         return gather_objects(world, list(DataLoader(argument, batch_size=None, num_workers=1)))
