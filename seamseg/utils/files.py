@@ -118,7 +118,7 @@ def nearest_path(path: str | Path) -> str:
                 return ""
             here = found / match[0]
         found = here
-    return f"; did you mean {found}?"
+    return f"; did you mean {found}?" if found != Path(path) else ""
 
 
 def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:

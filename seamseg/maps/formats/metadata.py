@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -203,11 +204,12 @@ def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
 
 
 def parse_colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
-    """Return the colour of a class; TypeError or ValueError if it is not three numbers from 0 to 255."""
-    red, green, blue = (whole_number(int(channel)) for channel in rgb)
-    if not 0 <= min(red, green, blue) <= max(red, green, blue) <= 255:
-        raise ValueError(f"a colour is ({red}, {green}, {blue}), each number must be from 0 to 255")
-    return red, green, blue
+    """Return the colour of a class; ValueError if it is not three numbers from 0 to 255."""
+    with suppress(TypeError, ValueError):
+        red, green, blue = (whole_number(int(channel)) for channel in rgb)
+        if 0 <= min(red, green, blue) <= max(red, green, blue) <= 255:
+            return red, green, blue
+    raise ValueError(f"a colour must be three numbers from 0 to 255, not {rgb!r:.80}")
 
 
 def _image(entry: dict[str, Any]) -> ImageInfo:

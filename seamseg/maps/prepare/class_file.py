@@ -219,8 +219,8 @@ def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int | st
             void = [word.strip() for word in words if word.strip()]
             try:
                 void += map(int, section.get("ids", "").replace(",", " ").split())
-            except ValueError as error:
-                raise InputError(f"{path}: [void] ids: {error}") from None
+            except ValueError:
+                raise InputError(f"{path}: [void] ids: {section['ids']!r:.80} is not a list of integers") from None
             continue
         _check_keys(section, ("id", "kind", "color"), f"{path}: [{name}]")
         entries.append(_entry({"name": name, **section}, f"{path}: [{name}]", "kind"))

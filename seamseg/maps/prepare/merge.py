@@ -97,8 +97,8 @@ def read_rules(path: str | Path) -> MergeRules:
             raise ValueError(f"unexpected {', '.join(content) or 'value'}")
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path}: not a class mapping ({error}); expected {{'car': 'vehicle'}}, or `classes` and `splits` with "
-            "names by name, `stuff` and `things` with lists of names"
+            f"{path}: not a class mapping ({error}); expected {{'car': 'vehicle'}}, or {{'classes': {{...}}, "
+            "'splits': {...}, 'stuff': [...], 'things': [...]}"
         ) from None
     return MergeRules(classes, frozenset(stuff), frozenset(things), splits)
 

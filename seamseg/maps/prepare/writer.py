@@ -186,7 +186,6 @@ class DatasetWriter:
                     append(record)
                     records[frame.id] = record
                     continue
-                echo(f"failed {one_line(record)}", file=sys.stderr, flush=True)
                 self._failed.append(record)
                 records.pop(frame.id, None)  # of an earlier version of its files
                 failed += 1
@@ -213,10 +212,12 @@ class DatasetWriter:
             raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
 
     def _failure(self) -> SeamsegError:
-        """Return the error of the images that fail."""
+        """Return the error of the images that fail, after a line on stderr for each of several."""
         first = self._failed[0]
         if len(self._failed) == 1:
             return first
+        for error in self._failed:
+            echo(f"failed {one_line(error)}", file=sys.stderr, flush=True)
         kind = InputError if all(isinstance(error, InputError) for error in self._failed) else SeamsegError
         return kind(f"{len(self._failed)} images fail, the first is {first}")
 

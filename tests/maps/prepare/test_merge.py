@@ -143,7 +143,7 @@ def test_invalid_parts(parts, tmp_path):
     ("text", "match"),
     [
         ("{", "not JSON"),
-        ('{"car": 3}', "not a class mapping"),
+        ('{"car": 3}', r"not a class mapping \(unexpected value\); .* or {'classes': {...}, 'splits'"),
         ('{"classes": {}, "kinds": {}}', "unexpected kinds"),
         ('{"things": [["car"]]}', "not a class mapping"),
     ],

@@ -72,8 +72,11 @@ def test_resumes_after_an_invalid_file(tmp_path, workers):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_that_fail_are_lines(tmp_path, workers, capsys):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 30)
-    for k in (5, 8):
-        frames[k].annotation.write_text("invalid")
+    frames[5].annotation.write_text("invalid")
+    with pytest.raises(InputError, match=r"5\.txt: invalid"):
+        run(out, frames, workers)
+    assert not capsys.readouterr().err
+    frames[8].annotation.write_text("invalid")
     with pytest.raises(InputError, match=r"^2 images fail, the first is .*5\.txt: invalid"):
         run(out, frames, workers)
     lines = capsys.readouterr().err.splitlines()
