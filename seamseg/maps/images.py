@@ -180,11 +180,6 @@ def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
     return _decode(Path(path), read, data, per_pixel=MASK_BYTES)
 
 
-def decoding_memory(path: str | Path, data: bytes | None = None, max_pixels: int = MAX_PIXELS) -> int:
-    """Return the estimated bytes that :func:`open_image` takes, from the header; errors as of :func:`image_size`."""
-    return _decode(Path(path), memory_needed, data, max_pixels, per_pixel=0)
-
-
 def has_frames(path: str | Path, data: bytes | None = None) -> bool:
     """Return whether an image has several frames or pages, as an animated GIF; not the previews in JPEGs of phones."""
     return _decode(Path(path), _has_frames, data, per_pixel=0)
