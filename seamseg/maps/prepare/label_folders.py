@@ -262,7 +262,8 @@ def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed:
             if rest:
                 raise InputError(
                     f"{file}: {rest!r} after the name of the image does not start with a class of the class list; name "
-                    "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix (`suffixes`)"
+                    "masks of single objects PHOTO_CLASS_NUMBER.png; of label images, pass the suffix, such as "
+                    '`suffixes="" _labels ""`'
                 )
     return [
         SourceFrame(

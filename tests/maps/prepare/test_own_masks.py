@@ -136,7 +136,7 @@ def test_folders_of_classes_colours_similar_names_and_background(raw):
 
 def test_invalid_object_files(raw):
     picture(raw / "labels" / "a_mask.png", box(0, 1, 0, 1))
-    assert_fails(raw, r"a_mask\.png: 'mask' after the name .* PHOTO_CLASS_NUMBER\.png; .*`suffixes`")
+    assert_fails(raw, r"a_mask\.png: 'mask' after the name .* PHOTO_CLASS_NUMBER\.png; .*`suffixes=\"\" _labels \"\"`")
     path = raw / "labels" / "a_car.png"
     (raw / "labels" / "a_mask.png").rename(path)
     assert_fails(raw, r"a_car\.png: holds the objects: omit the divisor", divisor=10)
