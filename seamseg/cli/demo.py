@@ -4,9 +4,9 @@
     seamseg demo --out runs/longer --set scheduler.epochs=30
 
 The demo renders street scenes in the layout of Cityscapes, converts them, trains a ResNet-18 panoptic network on a GPU
-or the CPU, predicts 40 held-out scenes, evaluates PQ, and writes report.html. After an interruption,
-re-run the same command to resume. The run folder is a model like any other, but knows the drawn city only: on real
-images its output is nonsense.
+or the CPU, predicts 40 held-out scenes, evaluates PQ, and writes report.html. After an interruption, re-run the same
+command to resume. The run folder is a model like any other, but knows the drawn city only: on real images its output is
+nonsense.
 """
 
 from __future__ import annotations

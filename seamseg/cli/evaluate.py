@@ -21,8 +21,7 @@ HTML page of it.
 
 The scores of a detection or instance segmentation network are COCO's box and mask AP, those of a semantic segmentation
 network mIoU and the fraction of correct pixels. A model is run as by `seamseg predict` with the same options, so that
-the scores are those of its results. `--set general.kind=detection`
-scores the boxes of a panoptic network.
+the scores are those of its results. `--set general.kind=detection` scores the boxes of a panoptic network.
 
 --class-table scores a model on a data set with other classes, whose definition of things and stuff counts. Classes of
 the data set that the model has none for count as missed: PQ, IoU and AP 0 where they occur.

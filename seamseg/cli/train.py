@@ -10,19 +10,19 @@
 small_r18 is for some hundred images of your own, on two CPU cores or a small GPU. `body:torchvision` downloads the
 ImageNet weights of torchvision for the ResNet of the configuration.
 
-`[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg,
-detection or semantic. `[general] base = cityscapes_r50` (or an INI file) makes the keys of another one its defaults.
+`[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg, detection or semantic.
+`[general] base = cityscapes_r50` (or an INI file) makes the keys of another one its defaults.
 
 DATA is a dataset folder from `seamseg prepare`. The run folder holds config.ini, metadata.bin and, updated after each
 epoch, model_last.pth.tar and model_best.pth.tar, so that `seamseg predict runs/my ...` works; also training.log,
 metrics.jsonl and TensorBoard files. snapshots/ holds the newest snapshots.
 
-Re-run the same command with --resume auto to resume an interrupted training. It continues from the newest
-snapshot, with the same numbers as an uninterrupted run, or starts a new training if there is no snapshot; so one
-command can be re-run any number of times. Snapshots are written after each epoch, every general.snapshot_interval
-steps, and on SIGTERM, SIGUSR1 or Ctrl-C (exit code 143, 138 or 130); a second Ctrl-C ends at once. The number of
-processes and the batch size may change: the training continues with the remaining images of the epoch. A run folder
-that holds another training is refused, unless --restart is given.
+Re-run the same command with --resume auto to resume an interrupted training. It continues from the newest snapshot,
+with the same numbers as an uninterrupted run, or starts a new training if there is no snapshot; so one command can be
+re-run any number of times. Snapshots are written after each epoch, every general.snapshot_interval steps, and on
+SIGTERM, SIGUSR1 or Ctrl-C (exit code 143, 138 or 130); a second Ctrl-C ends at once. The number of processes and the
+batch size may change: the training continues with the remaining images of the epoch. A run folder that holds another
+training is refused, unless --restart is given.
 """
 
 from __future__ import annotations
