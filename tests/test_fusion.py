@@ -201,6 +201,7 @@ def test_semantic_things_without_detection_are_crowds():
     assert fused.categories == [VOID, 0, 3]
     assert fused.iscrowd == [False, False, True]
     assert fuse(Prediction(*nothing, None, (1, 4)), 2).ids.sum() == 0
+    assert fuse(Prediction(*nothing[:3], None, semantic, (1, 4)), 2, 0.5, 0.5, 1).categories == [VOID, 0, 3]
 
 
 def test_stuff_of_at_least_the_least_area_is_kept(monkeypatch):
