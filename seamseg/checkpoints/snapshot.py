@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -97,14 +99,28 @@ def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
 
 def check_storable(value: Any, where: str) -> None:
     """Raise InputError, which begins with `where`, if a snapshot with a value could be written, but not be opened."""
-    plain = (int, float, str, bool, bytes, type(None), torch.Size, torch.dtype)
-    for leaf in torch.utils._pytree.tree_leaves(value):
-        stored = isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_meta
-        if not (stored or type(leaf) in plain or isinstance(leaf, (np.ndarray, np.generic))):
+    if type(value) is Tensor and value.layout == torch.strided and not (value.is_quantized or value.is_nested):
+        plain = not value.is_meta
+    else:
+        plain = type(value) in (int, float, str, bool, type(None))
+    if type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            check_storable(key, f"{where}: the key {key!r:.80}")
+            check_storable(item, f"{where}[{key!r:.80}]")
+    elif type(value) in (list, tuple):
+        for number, item in enumerate(value):
+            check_storable(item, f"{where}[{number}]")
+    elif not plain:
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            load_tensors(file, where)
+        except Exception:
+            kind = type(value).__name__
             raise InputError(
-                f"{where} holds a {type(leaf).__name__}, which snapshots cannot hold: return numbers, texts, tensors, "
-                "lists and dicts"
-            )
+                f"{where} is a {kind}, which snapshots cannot hold: return numbers, texts, tensors, lists and dicts"
+            ) from None
 
 
 def write_tensors(path: Path, content: Any) -> None:

@@ -7,7 +7,7 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from PIL import Image
 from support.small_snapshots import Net, assert_same, refusal, save_snapshot, snapshot_of
 from torch import nn
 
-from seamseg.checkpoints.snapshot import load_into, load_module, load_snapshot, network_state
+from seamseg.checkpoints.snapshot import check_storable, load_into, load_module, load_snapshot, network_state
 from seamseg.utils.errors import InputError, SeamsegError
 
 
@@ -71,6 +71,13 @@ def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # Loading into networks
+
+
+def test_values_that_could_be_written_but_not_be_opened() -> None:
+    check_storable({"a": [1, 2.5, None, (True, "b")], 3: OrderedDict(c=torch.ones(2)), "d": np.float32(1)}, "state")
+    for value in (defaultdict(int), deque([1]), np.int16(1), np.array(["a"]), Path()):
+        with pytest.raises(InputError, match=r"^state\['x'\]\[1\] is a .*, which snapshots cannot hold"):
+            check_storable({"x": [0, value]}, "state")
 
 
 def test_missing_part(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_callbacks_given_in_python(micro, micro_config, tmp_path, monkeypatch):
     log = (tmp_path / "run" / "training.log").read_text()
     for problem in (
         r"Broken is not called again, .*py line \d+: ValueError: no network at all",
-        r"Worse is not called again, .*: InputError: state_dict\(\) holds a Pos",
+        r"Worse is not called again, .*: InputError: state_dict\(\)\['best'\] is a Pos",
     ):
         assert len(re.findall(f"callback {problem}", log)) == 1
     assert log.count("is not called again") == 2

@@ -55,7 +55,7 @@ def test_a_snapshot_states_its_components_and_opens_without_them(options, tmp_pa
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("(groups, {})", "(groups, {'to': print})", r"state_dict\(\) holds a builtin"),
+        ("(groups, {})", "(groups, {'to': print})", r"state_dict\(\)\['param_groups'\]\[0\]\['to'\] is a builtin"),
         ("(groups, {})", "(groups[:1], {})", r"my_lion.py\): \d+ of \d+ parameters are in no group"),
         ("return 0.5 **", "return (1 if t < total else -1) * 0.5 **", "the factor of the learning rate at 8 is -0.0"),
         ("super().__init__(groups, {})", "pass", r"my_lion.py\): call super\(\).__init__\(groups, DEFAULTS\)"),
