@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import queues
+from random import Random
 from typing import Any
 
 import torch
@@ -34,6 +35,11 @@ class BatchLoader(DataLoader[Any]):
         super().__init__(dataset, num_workers=num_workers, multiprocessing_context=context, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        sampler = self.batch_sampler
+        if isinstance(sampler, DistributedARBatchSampler) and self.generator is not None:
+            # workers of each process and epoch draw other random numbers, also after a resume
+            words = f"{sampler.seed}/{sampler.epoch}/{sampler.rank}"
+            self.generator.manual_seed(Random(words).getrandbits(63))
         with translate_worker_errors():
             try:
                 with starting_workers():
@@ -91,7 +97,7 @@ def train_loader(
         persistent_workers=options.persistent_workers and options.num_workers > 0,
         prefetch_factor=options.prefetch if options.num_workers else None,
         # otherwise each pass draws from the global RNG, and a resumed run differs from an uninterrupted one
-        generator=torch.Generator().manual_seed(options.seed),
+        generator=torch.Generator(),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from support.train_transform import train_transform
@@ -77,6 +79,27 @@ def test_an_epoch_started_in_the_middle_yields_the_rest(make_folder, workers):
     for a, b in zip(list(whole)[1:], rest, strict=True):
         assert_same(a, b)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Draws(torch.utils.data.Dataset):
+    """What a component of a data set draws that does not use the generator it is given."""
+
+    def __getitem__(self, index):
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_random_numbers_of_workers_differ_and_are_reproducible():
+    def draws(seed=0, epoch=0, rank=0):
+        sampler = DistributedARBatchSampler([(1, 1)] * 4, 1, 2, rank, seed=seed)
+        loader = train_loader(Draws(), sampler, LoaderOptions(num_workers=2, seed=seed), lambda items: items[0])
+        sampler.set_epoch(epoch)
+        return list(loader)
+
+    cases = [{}, {"seed": 1}, {"epoch": 1}, {"rank": 1}]
+    found = [draws(**case) for case in cases]
+    # a rank has two batches, one of each worker
+    assert len({number for batches in found for batch in batches for number in batch}) == len(cases) * 2 * 3
+    assert found == [draws(**case) for case in cases]
 
 
 class Dying(PanopticDataset):
