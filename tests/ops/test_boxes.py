@@ -136,6 +136,9 @@ def test_wrong_arguments_of_nms():
         nms(boxes, torch.rand(3), 0.5, groups=torch.zeros(2, dtype=torch.long))
     with pytest.raises(RuntimeError, match="nms: boxes must be N x 4"):
         nms(torch.rand(3, 5), torch.rand(3), 0.5)
+    for wrong in ((boxes[:, :3], boxes[:, 0], None), (boxes, torch.rand(2), None), (boxes, boxes[:, 0], torch.ones(2))):
+        with pytest.raises(RuntimeError, match="nms: boxes must be N x 4, scores and groups N"):
+            plain_nms.nms(*wrong[:2], 0.5, 0, wrong[2])
 
 
 def test_without_a_limit_all_boxes_that_overlap_none_are_kept():

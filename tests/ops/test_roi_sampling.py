@@ -187,6 +187,22 @@ X, BOXES, ZEROS = torch.rand(1, 3, 4, 4), torch.rand(2, 4), torch.zeros(2).long(
 
 
 @pytest.mark.parametrize(
+    ("levels", "boxes", "index", "level"),
+    [
+        ([X], BOXES[:, :3], ZEROS, None),
+        ([X], BOXES, ZEROS[:1], None),
+        ([X], BOXES, ZEROS, ZEROS[:1]),
+        ([X[0]], BOXES, ZEROS, None),
+        ([X, X[:, :2]], BOXES, ZEROS, ZEROS),
+        ([X, X.double()], BOXES, ZEROS, ZEROS),
+    ],
+)
+def test_wrong_arguments_without_a_kernel(levels, boxes, index, level):
+    with pytest.raises(RuntimeError, match=r"^roi_sampling: (boxes|levels) must be"):
+        reference.roi_sampling(levels, boxes, index, level, (0, 0), 2, 2, False, False)
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"x": X[0]}, RuntimeError, "levels must be N x C x H x W with pixels"),

@@ -12,7 +12,10 @@ _BLOCK = 256
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None) -> Tensor:
-    """See :func:`seamseg.ops.nms.nms`; arguments are not checked."""
+    """See :func:`seamseg.ops.nms.nms`."""
+    count = boxes.shape[:1]
+    if boxes.shape[1:] != (4,) or scores.shape != count or (groups is not None and groups.shape != count):
+        raise RuntimeError("nms: boxes must be N x 4, scores and groups N")
     # overlaps in half precision have two correct digits only
     boxes = widened(boxes)
     order = torch.argsort(scores, descending=True, stable=True)
@@ -29,7 +32,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups:
 def nms_fixed(
     boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`seamseg.ops.nms.nms_fixed`; arguments are not checked."""
+    """See :func:`seamseg.ops.nms.nms_fixed`."""
     kept = nms(boxes, scores, iou_threshold, n_max, groups)
     indices = kept.new_full((fixed_size(boxes.shape[0], n_max, groups),), -1)
     indices[: kept.shape[0]] = kept

@@ -22,12 +22,16 @@ def roi_sampling(
     nearest: bool,
     zero: bool,
 ) -> Tensor:
-    """Compute :func:`seamseg.ops.roi_sampling.roi_sampling` and `roi_features`; arguments are not checked.
+    """Compute :func:`seamseg.ops.roi_sampling.roi_sampling` and `roi_features`.
 
     `level` is the position in `levels` of each box, None for level 0; `padded_size` the (height, width) of the image
     that the boxes refer to, zeros if they are in pixels of their level.
     """
-    channels = levels[0].shape[1]
+    count, channels = boxes.shape[:1], levels[0].shape[1]
+    if boxes.shape[1:] != (4,) or index.shape != count or (level is not None and level.shape != count):
+        raise RuntimeError("roi_sampling: boxes must be K x 4, index and level K")
+    if any(x.dim() != 4 or x.shape[1] != channels or x.dtype != levels[0].dtype for x in levels):
+        raise RuntimeError("roi_sampling: levels must be N x C x H x W, of one number of channels and dtype")
     out = levels[0].new_zeros(boxes.shape[0], height, width, channels)
     shapes = [x.shape for x in levels]
     for number, here, rows, weights in _taps(shapes, boxes, index, level, padded_size, height, width, nearest, zero):
