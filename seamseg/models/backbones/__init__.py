@@ -83,8 +83,11 @@ def build_backbone(
         if key not in known and key not in sizes:
             raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
     for key in sizes & params.keys():
-        value = params.pop(key)
-        architecture = replace(architecture, **{key: tuple(value) if isinstance(value, list) else value})
+        value, default = params.pop(key), getattr(architecture, key)
+        value = tuple(value) if isinstance(value, list) else value
+        if not _is_like(value, default):
+            raise ValueError(f"{name}: {key} must be like {default!r}, got {value!r}")
+        architecture = replace(architecture, **{key: value})
     network = kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
     network.name = name
     return network
@@ -98,6 +101,13 @@ def _configured(keys: Body, context: BodyContext) -> Backbone:
 
 for _name in BACKBONES:
     register("body", _name)(_configured)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Return whether a field of an architecture has the type and length of its default, and positive numbers."""
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and len(value) == len(default) and all(map(_is_like, value, default))
+    return type(value) is type(default) and (isinstance(value, bool) or value > 0)
 
 
 _OWN = ("architecture", "blocks", "layers", "norm", "classes", "keep_outputs")

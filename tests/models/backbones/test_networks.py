@@ -157,6 +157,9 @@ def test_width_scales_all_channels(name):
     [
         ("resnet5", {}, "unknown network 'resnet5': choose one of resnet18, .*did you mean 'resnet50'"),
         ("resnet50", {"input_3x3": True}, "resnet50 has no parameter 'input_3x3', only dilation, dropout"),
+        ("resnext50", {"blocks": [0, 1, 1, 1]}, r"resnext50: blocks must be like \(3, 4, 6, 3\), got"),
+        ("resnet50", {"blocks": [1] * 5}, r"resnet50: blocks must be like"),
+        ("resnet18", {"width": -4}, "resnet18: width must be like 64, got -4"),
         ("wider_resnet38", {"dilation": True}, "wider_resnet38 has no parameter 'dilation', only checkpoint"),
         ("wider_resnet38_a2", {"dilation": (1, 1, 2, 4)}, r"dilation must be True, False or \(1, 2, 4, 4\), got"),
         ("resnext50", {"dilation": (1, 2)}, r"ResNeXt: dilation has 2 entries, give one number or 4 \(mod2 to mod5\)"),
