@@ -236,7 +236,13 @@ def read_ini(
     try:
         parser.read_string(text, "INI")
     except configparser.Error as error:
-        raise InputError(f"{source}: {one_line(error)}") from None
+        number = getattr(error, "lineno", None) or error.errors[0][0]  # type: ignore[attr-defined]
+        what = {
+            "DuplicateSectionError": "the section occurs twice",
+            "DuplicateOptionError": "the key occurs twice in its section",
+            "MissingSectionHeaderError": "a [section] must come before the first key",
+        }.get(type(error).__name__, "not `key = value`")
+        raise InputError(f"{source}: line {number}: {what}: {text.splitlines()[number - 1]!r:.80}") from None
     return {name: dict(parser[name]) for name in parser.sections()}
 
 

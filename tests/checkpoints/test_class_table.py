@@ -110,7 +110,7 @@ def test_the_packaged_table_fits_both_data_sets():
         ("[classes]\nroad = a, x\ncar = c, d\n", "m.tar has no class 'c'"),
         ("[classes]\n", "no class of the data set is one of m.tar, whose classes are a, b"),
         ("[other]\nroad = a\n", r"must have one section, \[classes\]"),
-        ("road = a\n", "not a table of classes: File contains no section headers"),
+        ("road = a\n", "not a table of classes: line 1: a .section. must come"),
         (b"\xff\xfe", "not a table of classes"),
         (None, "no such table of classes; packaged are names, coco_cityscapes, vistas_cityscapes"),
     ],

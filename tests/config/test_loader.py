@@ -40,10 +40,10 @@ def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) 
         ("[roi]\nnum_sample = 1", "my.ini: unknown key 'num_sample' in [roi]; did you mean 'num_samples'?"),
         ("[general]\nlr = 1", "my.ini: unknown key 'lr' in [general]; it belongs in [optimizer]"),
         ("[DEFAULT]\nlr = 1", "my.ini: unknown section [DEFAULT]"),
-        ("lr = 1", "my.ini: File contains no section headers. file: 'INI', line: 1 'lr = 1'"),
-        ("[optimizer]\nlr = 1\nlr = 2", "my.ini: While reading from 'INI' [line 3]: option 'lr' in section 'optimizer"),
-        ("[roi]\nsigma = 1\n[roi]\nsigma = 2", "my.ini: While reading from 'INI' [line 3]: section 'roi' already"),
-        ("[roi]\nnonsense", "my.ini: Source contains parsing errors: 'INI' [line 2]: 'nonsense"),
+        ("lr = 1", "my.ini: line 1: a [section] must come before the first key: 'lr = 1'"),
+        ("[optimizer]\nlr = 1\nlr = 2", "my.ini: line 3: the key occurs twice in its section: 'lr = 2'"),
+        ("[roi]\nsigma = 1\n[roi]\nsigma = 2", "my.ini: line 3: the section occurs twice: '[roi]'"),
+        ("[roi]\nnonsense", "my.ini: line 2: not `key = value`: 'nonsense'"),
     ],
 )
 def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> None:
