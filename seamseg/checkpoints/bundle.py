@@ -90,6 +90,12 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     return snapshot, metadata
 
 
+def weights_file(path: Path) -> tuple[Path | IO[bytes], str]:
+    """Return a file of weights and its name for errors: of a published zip the snapshot in it."""
+    found = _from_zip(path) if path.is_file() else None
+    return (path, str(path)) if found is None else (found.file, found.source)
+
+
 def _find(path: str | Path) -> _Parts:
     """Find the weights, the configuration and the classes of a model."""
     path = local_model(path)

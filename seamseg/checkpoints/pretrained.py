@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seamseg.checkpoints.bundle import open_weights
+from seamseg.checkpoints.bundle import open_weights, weights_file
 from seamseg.checkpoints.class_table import PARTS, ClassTable
 from seamseg.checkpoints.hub import is_hub_uri, quiet_hub
 from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
@@ -33,17 +33,17 @@ from seamseg.utils.errors import InputError
 def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
     """Load the weights that fit a network: of all parts of a snapshot `FILE`, or of one, `PART:FILE`.
 
-    FILE is a snapshot, or a state dict of that part alone; it may be a safetensors file, a folder with a model,
-    `hf://user/repo`, or `torchvision` for the ImageNet weights that it downloads for the ResNet of the body. The moving
-    average of the weights is loaded if there is one. `classes` maps the rows of the file's classes to those of the
-    network; without it, layers are loaded as they are, if their shapes fit. InputError if nothing fits, or values are
-    not finite.
+    FILE is a snapshot, or a state dict of that part alone; it may be a safetensors file, a published zip, a folder with
+    a model, `hf://user/repo`, or `torchvision` for the ImageNet weights that it downloads for the ResNet of the body.
+    The moving average of the weights is loaded if there is one. `classes` maps the rows of the file's classes to those
+    of the network; without it, layers are loaded as they are, if their shapes fit. InputError if nothing fits, or
+    values are not finite.
     """
     part, path = _split(specification)
     if classes is not None and (part is None or part in PARTS):
         report = _load_other_classes(net, path, part, classes)
     elif part is None:
-        snapshot = load_snapshot(weights_at(path))
+        snapshot = load_snapshot(*weights_file(weights_at(path)))
         stated = (snapshot.metadata or {}).get("categories")
         report = load_into(net, snapshot, strict=False, name=path)
         report = replace(report, classes=tuple(map(str, stated)) if isinstance(stated, list) else ())
@@ -126,8 +126,8 @@ def _content(module: nn.Module, path: str) -> tuple[Any, str]:
         if name not in ARCHITECTURES:
             raise InputError(f"torchvision: has weights for {', '.join(ARCHITECTURES)}, this part is not one of them")
         return download(name, "name a file of its weights instead, `pretrain=body:FILE`"), f"torchvision's {name}"
-    file = str(weights_at(path))
-    return load_tensors(file, file), file
+    file, name = weights_file(weights_at(path))
+    return load_tensors(file, name), name
 
 
 def _load_part(module: nn.Module, content: Any, path: str, part: str) -> LoadReport:

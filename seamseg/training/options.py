@@ -34,9 +34,9 @@ class TrainingOptions:
     )
     restart: bool = option("overwrite another training in `log_dir`", False)
     pretrain: str | Sequence[str] = option(
-        "initialise from a snapshot, a folder with a model, safetensors or hf://user/repo, or one part from its "
-        "weights: body, rpn_head, roi_head, sem_head, head, cls; tensors that do not fit are skipped and listed; "
-        "repeatable, later ones override earlier ones",
+        "initialise from a snapshot, a published zip, a folder with a model, safetensors or hf://user/repo, or one "
+        "part from its weights: body, rpn_head, roi_head, sem_head, head, cls; tensors that do not fit are skipped and "
+        "listed; repeatable, later ones override earlier ones",
         (),
         "[PART:]F",
         flags="--pre-train",

@@ -12,9 +12,9 @@ import torch
 from support.small_snapshots import save_snapshot
 from torch import Tensor
 
-from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.bundle import open_model, weights_file
 from seamseg.checkpoints.model_path import VISTAS_MD5
-from seamseg.checkpoints.snapshot import Snapshot
+from seamseg.checkpoints.snapshot import Snapshot, load_snapshot
 from seamseg.maps.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
 from seamseg.utils.errors import InputError
 
@@ -91,6 +91,7 @@ def test_published_zip(tmp_path: Path, prefix: str) -> None:
         archive.writestr("__MACOSX/._seamseg_r50.tar", b"resource fork")
     before = sorted(tmp_path.rglob("*"))
     assert_whole(path)
+    assert {*load_snapshot(*weights_file(path)).state_dict} == {*parts()}, "to train on from it"
     assert sorted(tmp_path.rglob("*")) == before
 
 
