@@ -8,7 +8,15 @@ import torch
 from support.emulator import Fault, Raised, Worker, obstacle
 from support.op_mistakes import perturbed
 
-EXPECTED = {"ValueError", "TypeError", "MemoryError", "_ArrayMemoryError", "AttributeError", "OverflowError"}
+EXPECTED = {
+    "ValueError",
+    "TypeError",
+    "MemoryError",
+    "_ArrayMemoryError",
+    "AttributeError",
+    "OverflowError",
+    "RuntimeError",
+}
 INTEGERS = (np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
 
 
