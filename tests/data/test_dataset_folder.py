@@ -62,7 +62,7 @@ def raw(**changes):
         (raw(size=[0, 3]), "size"),
         (raw(size=7), "not a metadata file"),
         (raw(original_ids=[1, 1e300]), "is not a whole number of at most 60 bits"),
-        (raw(palette=[GREEN, [0, 0, 1e300]]), "is not a whole number of at most 60 bits"),
+        (raw(palette=[GREEN, [0, 0, 1e300]]), "a colour must be three numbers from 0 to 255"),
     ],
 )
 def test_invalid_metadata(tmp_path, data, reason):
