@@ -169,3 +169,8 @@ def __getattr__(name: str) -> Any:
         module, _, attribute = _MODULES[name].partition(":")
         return getattr(import_module(module), attribute or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List what is imported when it is used, too."""
+    return sorted({*globals(), *__all__})
