@@ -92,7 +92,7 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
 
 def weights_file(path: Path) -> tuple[Path | IO[bytes], str]:
     """Return a file of weights and its name for errors: of a published zip the snapshot in it."""
-    found = _from_zip(path) if path.is_file() else None
+    found = _from_zip(path)
     return (path, str(path)) if found is None else (found.file, found.source)
 
 
@@ -184,21 +184,20 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 def _from_zip(path: Path) -> _Parts | None:
     """Return what a published model holds; None for a file that is no zip file, or one of `torch.save`."""
+    if not zipfile.is_zipfile(path):
+        return None
     try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
+        with zipfile.ZipFile(path) as archive:
+            names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
+            if any(Path(name).name == "data.pkl" for name in names):
                 return None
-            with zipfile.ZipFile(file) as archive:
-                names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
-                if any(Path(name).name == "data.pkl" for name in names):
-                    return None
-                snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
-                if snapshot is None:
-                    raise InputError(f"{path}: this zip holds no *.tar snapshot: it is not a published model")
-                # read into memory: no path of the archive is used on disk
-                wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
-                content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
-                content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
+            snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
+            if snapshot is None:
+                raise InputError(f"{path}: this zip holds no *.tar snapshot: it is not a published model")
+            # read into memory: no path of the archive is used on disk
+            wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
+            content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
+            content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
         # RuntimeError: encrypted, or an unsupported compression; ValueError: a name that is not UTF-8
         raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None

@@ -126,7 +126,9 @@ def _environment() -> tuple[int, int, int]:
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], range(size)[rank]
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        if not 0 <= rank < size:
+            raise ValueError(f"RANK={rank}")
     except (LookupError, ValueError) as error:
         raise InputError(
             f"the environment sets WORLD_SIZE, but RANK, MASTER_ADDR or MASTER_PORT is missing or wrong ({error}); "

@@ -242,7 +242,8 @@ def read_ini(
             "DuplicateOptionError": "the key occurs twice in its section",
             "MissingSectionHeaderError": "a [section] must come before the first key",
         }.get(type(error).__name__, "not `key = value`")
-        raise InputError(f"{source}: line {number}: {what}: {text.splitlines()[number - 1]!r:.80}") from None
+        line = text.split("\n")[number - 1].strip()
+        raise InputError(f"{source}: line {number}: {what}: {line!r:.80}") from None
     return {name: dict(parser[name]) for name in parser.sections()}
 
 

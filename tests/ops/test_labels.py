@@ -45,6 +45,15 @@ def test_wrong_arguments():
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
+    for plain_call, words in (
+        (lambda: plain.count_labels(torch.rand(3), 2, None), "count_labels: expected an integer or bool tensor"),
+        (lambda: plain.count_labels(labels, -1, None), "count_labels: n must be 0 to 2.24"),
+        (lambda: plain.count_labels(labels, 2, ids[:1]), "count_labels: id_map must have the shape of labels"),
+        (lambda: plain.fill_free(ids, labels[:1], torch.arange(3)), "fill_free: id_map must have the shape of labels"),
+        (lambda: plain.extract_boxes(torch.rand(3, 3), 2), "extract_boxes: expected an integer or bool tensor"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            plain_call()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,16 @@ from torch import Tensor
 from seamseg.maps.idmaps import reference
 
 
+def _check(op: str, *maps: Tensor) -> None:
+    if any(one.is_floating_point() or one.is_complex() for one in maps):
+        raise RuntimeError(f"{op}: expected an integer or bool tensor")
+    if any(one.shape != maps[0].shape for one in maps):
+        raise RuntimeError(f"{op}: id_map must have the shape of labels")
+
+
 def extract_boxes(id_map: Tensor, n: int) -> Tensor:
-    """See :func:`seamseg.ops.labels.extract_boxes`; arguments are not checked."""
+    """See :func:`seamseg.ops.labels.extract_boxes`."""
+    _check("extract_boxes", id_map)
     absent = id_map.new_full((n, 4), -1, dtype=torch.float32)
     if n == 0 or id_map.numel() == 0:
         return absent
@@ -27,7 +35,10 @@ def extract_boxes(id_map: Tensor, n: int) -> Tensor:
 
 
 def count_labels(labels: Tensor, n: int, id_map: Tensor | None) -> Tensor:
-    """See :func:`seamseg.ops.labels.count_labels`; arguments are not checked."""
+    """See :func:`seamseg.ops.labels.count_labels`."""
+    _check("count_labels", labels, *(() if id_map is None else (id_map,)))
+    if n < 0:
+        raise RuntimeError("count_labels: n must be 0 to 2^24")
     wide = labels.long()
     counted = (wide >= 0) & (wide < n)
     if id_map is not None:
@@ -38,6 +49,7 @@ def count_labels(labels: Tensor, n: int, id_map: Tensor | None) -> Tensor:
 
 def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     """See :func:`seamseg.ops.labels.fill_free`."""
+    _check("fill_free", id_map, labels)
     if ids.numel() == 0:
         return
     wide = labels.long()
