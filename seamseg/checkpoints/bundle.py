@@ -184,9 +184,9 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 def _from_zip(path: Path) -> _Parts | None:
     """Return what a published model holds; None for a file that is no zip file, or one of `torch.save`."""
-    if not zipfile.is_zipfile(path):
-        return None
     try:
+        if not zipfile.is_zipfile(path):  # raises BadZipFile for one of several disks
+            return None
         with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
             if any(Path(name).name == "data.pkl" for name in names):
