@@ -14,9 +14,15 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.foreign import read_object
-from seamseg.checkpoints.model_path import local_model, snapshot_in
-from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, WEIGHTS_ENDING
+from seamseg.checkpoints.model_path import (
+    CLASSES_NAME,
+    CONFIG_NAME,
+    METADATA_NAME,
+    WEIGHTS_ENDING,
+    local_model,
+    read_object,
+    snapshot_in,
+)
 from seamseg.checkpoints.snapshot import (
     LoadReport,
     Snapshot,

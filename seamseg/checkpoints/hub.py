@@ -21,11 +21,6 @@ _URI = re.compile(rf"hf://({_NAME})(?:@(refs/pr/\d+|refs/convert/[^/]+|[^/]+))?(
 _LIBRARY = {"library_name": "seamseg", "library_version": __version__}
 
 
-def is_hub_uri(model: object) -> bool:
-    """Return whether a model is named by `hf://...` instead of a path."""
-    return str(model).startswith(_SCHEME)
-
-
 def is_repo_name(text: str) -> bool:
     """Return whether a text has the form `user/repo`."""
     return re.fullmatch(_NAME, text) is not None

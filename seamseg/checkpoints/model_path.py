@@ -1,23 +1,141 @@
-"""Where a model is, which of its files holds the weights, whether it is an exported network, its checksum; no torch."""
+"""Where a model is, which of its files holds the weights, whether another library made it, its checksum; no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from seamseg.checkpoints.foreign import (
-    files_of_identity,
-    files_to_download,
-    is_foreign,
-    is_torchvision,
-    torchvision_name,
-)
-from seamseg.checkpoints.hub import fetch, is_hub_uri, is_repo_name
-from seamseg.checkpoints.names import MODEL_FILES, SNAPSHOT_NAMES, WEIGHTS_NAME
+from seamseg.checkpoints.hub import fetch, is_repo_name
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import hash_content, is_hidden, nearest_path
+from seamseg.utils.files import hash_content, is_hidden, join_inside, nearest_path, read_json
+from seamseg.utils.limits import CONFIG_BYTES
+
+SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
+"""Snapshots of a run folder, in order of preference."""
+
+CONFIG_NAME = "config.ini"
+METADATA_NAME = "metadata.bin"
+
+WEIGHTS_NAME = "model.safetensors"
+WEIGHTS_ENDING = ".safetensors"
+CLASSES_NAME = "metadata.json"
+"""Classes, kind and licence beside the weights, see :mod:`seamseg.contrib.deploy.model_folder`."""
+
+CLASSIFIER_CONFIG_NAME = "config.json"
+CLASSIFIER_CLASSES_NAME = "classes.json"
+MODEL_FILES = (WEIGHTS_NAME, CONFIG_NAME, CLASSES_NAME, CLASSIFIER_CONFIG_NAME, CLASSIFIER_CLASSES_NAME)
+"""Files of a model without pickles, a classifier's included."""
+
+TRANSFORMERS_CONFIG_NAME = "config.json"
+TORCHVISION = "torchvision:"
+"""Start of the name of a network of torchvision, `torchvision:NAME?weights=FILE`."""
+
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
+_PROCESSOR_NAME = "preprocessor_config.json"
+_PROCESSOR_WITH_TOKENIZER_NAME = "processor_config.json"
+_SETTINGS = (
+    TRANSFORMERS_CONFIG_NAME,
+    _PROCESSOR_NAME,
+    _PROCESSOR_WITH_TOKENIZER_NAME,
+    "*_panoptic.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+"""Configuration, classes (of OneFormer) and tokenizer; never code."""
+CARD_NAME = "README.md"
+
+
+def is_hub_uri(model: object) -> bool:
+    """Return whether a model is named by `hf://...` instead of a path."""
+    return str(model).startswith("hf://")
+
+
+def is_torchvision(model: object) -> bool:
+    """Return whether a model is named by `torchvision:...` instead of a path."""
+    return str(model).startswith(TORCHVISION)
+
+
+def is_foreign(model: str | Path) -> bool:
+    """Return whether a model is one of torchvision or a folder of transformers."""
+    return is_torchvision(model) or is_transformers(Path(model))
+
+
+def is_transformers(path: Path) -> bool:
+    """Return whether a path is a folder of `save_pretrained`: its `config.json` names a type of model.
+
+    Our classifiers name none. A damaged one counts, for a fitting error.
+    """
+    file = path / TRANSFORMERS_CONFIG_NAME
+    try:
+        return os.path.isfile(file) and "model_type" in read_object(file)
+    except InputError:
+        return True
+
+
+def read_object(file: Path, what: str = "configuration") -> dict[str, Any]:
+    """Read a JSON object; raise InputError if it is missing, too large or something else."""
+    content = read_json(file, what, CONFIG_BYTES)
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: not a JSON object")
+    return content
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Read the settings of the image processor of a model of transformers; empty if it has none."""
+    if (file := folder / _PROCESSOR_NAME).is_file():
+        return read_object(file)
+    file = folder / _PROCESSOR_WITH_TOKENIZER_NAME
+    found = read_object(file).get("image_processor") if file.is_file() else None
+    return found if isinstance(found, dict) else {}
+
+
+def files_to_download(folder: Path) -> Iterator[Sequence[str]]:
+    """Yield patterns of the files to download to the folder of a model of transformers, which holds its `config.json`.
+
+    Pickles follow only if there are no safetensors. Nothing is yielded for other models.
+    """
+    if is_transformers(folder):
+        yield (*_SETTINGS, CARD_NAME, *_SAFETENSORS)
+        if not any(folder.glob("model*.safetensors")):
+            yield _PICKLES
+
+
+def transformers_weights(folder: Path) -> list[Path]:
+    """Return the files of the weights of a folder of transformers, safetensors if there are any.
+
+    InputError if there are none, or some that the index lists are missing.
+    """
+    for single, index, _ in (_SAFETENSORS, _PICKLES):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            table = read_object(folder / index).get("weight_map")
+            values = list(table.values()) if isinstance(table, dict) else []
+            if not values or not all(re.search(r"\.(safetensors|bin)$", str(name)) for name in values):
+                raise InputError(f"{folder / index}: lists no files of weights beside it")
+            found = [join_inside(folder, name) for name in sorted(set(values))]
+            if missing := next((file for file in found if not file.is_file()), None):
+                raise InputError(f"{folder}: {missing.name} is missing, which {index} lists: copy it again")
+            return found
+    raise InputError(f"{folder}: holds no weights: neither {_SAFETENSORS[0]} nor {_PICKLES[0]}")
+
+
+def torchvision_name(model: str | Path) -> tuple[str, Path | None]:
+    """Return the name of a network of torchvision, and the file of its weights if the model names one."""
+    match = re.fullmatch(re.escape(TORCHVISION) + r"(\w+)(?:\?weights=(.+))?", str(model))
+    if match is None:
+        raise InputError(f"{model}: malformed: write torchvision:NAME or torchvision:NAME?weights=FILE")
+    return match[1], None if match[2] is None else Path(match[2])
+
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """MD5 of the published zip according to the README of the original project; not verified."""
@@ -64,9 +182,13 @@ def digest(path: str | Path) -> str:
     """
     path = local_model(path)
     state = hashlib.sha256()
-    if is_foreign(path):
-        files = files_of_identity(path)
-        state.update(b"" if path.is_dir() else torchvision_name(path)[0].encode())
+    if is_torchvision(path):
+        name, weights = torchvision_name(path)
+        state.update(name.encode())
+        files = [] if weights is None else [weights]
+    elif is_transformers(path):
+        settings = {file for pattern in _SETTINGS for file in path.glob(pattern)}
+        files = [*sorted(settings), *transformers_weights(path)]
     else:
         files = [snapshot_in(path) if path.is_dir() else path]
     for file in files:

@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import open_weights, weights_file
 from seamseg.checkpoints.class_table import PARTS, ClassTable
-from seamseg.checkpoints.hub import is_hub_uri, quiet_hub
-from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
-from seamseg.checkpoints.model_path import weights_at
+from seamseg.checkpoints.hub import quiet_hub
+from seamseg.checkpoints.imagenet import (
+    ARCHITECTURES,
+    body_tensors,
+    check_network,
+    download,
+    refuse_old_release,
+    resnet_prefixes,
+    unwrapped,
+    without_prefix,
+)
+from seamseg.checkpoints.model_path import is_hub_uri, weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
@@ -23,7 +32,6 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
-from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_tensors, download, resnet_prefixes, unwrapped
 from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
 from seamseg.models.backbones.resnet import ResNet

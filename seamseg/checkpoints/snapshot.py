@@ -18,13 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME
-from seamseg.checkpoints.names import WEIGHTS_ENDING
-from seamseg.checkpoints.weights_file import read_weights
+from seamseg.checkpoints.model_path import TRANSFORMERS_CONFIG_NAME, WEIGHTS_ENDING
 from seamseg.config.components import Record
 from seamseg.config.kinds import KINDS, WHOLE
 from seamseg.maps.images import PHOTO_ENDINGS
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, one_line, require_module
 from seamseg.utils.files import nearest_path, replacing
 
 NETWORK_MODULES = (*dict.fromkeys(module for kind in KINDS.values() for module in kind.modules), "heads", WHOLE)
@@ -226,6 +224,52 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
         raise InputError(
             f"{name}: refused: it holds pickled code ({code[1]}), which could run any program when loaded"
         ) from None
+
+
+def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, on the CPU; they are mapped into memory. Errors call the file `name`."""
+    load_file = require_module("safetensors.torch", name).load_file
+    try:
+        with open(path, "rb") as file:
+            if file.read(23) == b"version https://git-lfs":
+                raise InputError(f"{name}: is a Git LFS pointer: run `git lfs pull`")
+        return dict(load_file(path))
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file{nearest_path(path)}") from None
+    except IsADirectoryError:
+        raise InputError(f"{name}: is a folder, not a file of weights") from None
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # parsing untrusted bytes can raise any exception
+        reason = one_line(error)[:120]
+        raise InputError(f"{name}: truncated, damaged, or not a safetensors file ({reason}); copy it again") from None
+
+
+def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mapping[str, Tensor]) -> None:
+    """Write tensors by name, or state dicts by part, whose tensors get names `PART.KEY`, as a safetensors file."""
+    save_file = require_module("safetensors.torch", str(path)).save_file
+    tensors: dict[str, Tensor] = {}
+    for name, value in state.items():
+        tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}.{k}": v for k, v in value.items()}
+    for name, tensor in tensors.items():
+        # safetensors takes no parts of a larger storage
+        if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+            tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+    with replacing(path) as temporary:
+        # the library makes files that only their owner may read
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            save_file(tensors, temporary, {"format": "pt"})
+        except OSError:
+            raise
+        except Exception as error:  # a full disk is an error of the library
+            raise OSError(one_line(error)[:200]) from error
+        temporary.chmod(mode)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
 
 
 def _by_part(tensors: dict[str, Tensor]) -> dict[str, Any]:

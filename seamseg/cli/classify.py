@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.cli.main import add_action
-from seamseg.cli.model_options import add_options, add_set, add_set_and_device, options_of
+from seamseg.cli.main import add_action, add_options, add_set, add_set_and_device, options_of
 from seamseg.cli.train import check_start, run_trainer
 from seamseg.contrib.classification.config import KEYS as KEYS  # that `--set` may name
 from seamseg.contrib.classification.config import load_classifier_config

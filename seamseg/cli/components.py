@@ -15,7 +15,7 @@ import pkgutil
 import sys
 from dataclasses import fields
 
-from seamseg.cli.model_options import add_components
+from seamseg.cli.main import add_components
 from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.config.reference import by_make, chosen_by, components_reference, summary

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, convert_backbone
+from seamseg.checkpoints.imagenet import ARCHITECTURES, convert_backbone
 from seamseg.utils.output import echo
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seamseg.cli.model_options import add_options, check_model, options_of
+from seamseg.cli.main import add_options, check_model, options_of
 from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo

@@ -15,7 +15,7 @@ import argparse
 import os
 from pathlib import Path
 
-from seamseg.cli.model_options import add_set_and_device
+from seamseg.cli.main import add_set_and_device
 from seamseg.config.loader import check_overrides
 from seamseg.utils.errors import InputError
 from seamseg.utils.output import echo

@@ -34,7 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.cli.model_options import add_options, check_model, options_of
+from seamseg.cli.main import add_options, check_model, options_of
 from seamseg.inference.options import MODEL
 from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError

@@ -64,7 +64,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import add_options, check_model, options_of
+from seamseg.cli.main import add_options, check_model, options_of
 from seamseg.predicting.options import LABELS, PredictOptions
 from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import counted

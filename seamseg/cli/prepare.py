@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
-from seamseg.cli.main import add_action
-from seamseg.cli.model_options import size
+from seamseg.cli.main import add_action, size
 from seamseg.utils.errors import InputError, SeamsegError, counted, first_names, one_line
 from seamseg.utils.files import write_json
 from seamseg.utils.output import echo

@@ -29,7 +29,7 @@ import os
 import sys
 from contextlib import suppress
 
-from seamseg.cli.model_options import add_options, check_model, options_of
+from seamseg.cli.main import add_options, check_model, options_of
 from seamseg.contrib.serving.options import ServeOptions
 from seamseg.utils.errors import require_packages
 from seamseg.utils.output import echo

@@ -32,11 +32,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.checkpoints.hub import is_hub_uri
-from seamseg.checkpoints.names import WEIGHTS_ENDING
-from seamseg.cli.model_options import add_options, options_of
-from seamseg.config.bodies import TIMM
-from seamseg.config.kinds import KINDS
+from seamseg.checkpoints.model_path import WEIGHTS_ENDING, is_hub_uri
+from seamseg.cli.main import add_options, options_of
+from seamseg.config.kinds import KINDS, TIMM
 from seamseg.config.loader import load_config
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.distributed import is_main_process

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from seamseg.config import components
-from seamseg.config.bodies import BODIES
 from seamseg.config.components import Component, NoKeys, NotLoaded, Record
-from seamseg.config.kinds import KINDS, SEAMLESS, Kind, kind_of_network
+from seamseg.config.kinds import BODIES, KINDS, SEAMLESS, Kind, kind_of_network
 
 CHANNELS = 16_384
 """Largest number of channels of a layer."""

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 
 def _open_other(model: Any, *arguments: Any) -> OpenedModel | None:
-    from seamseg.checkpoints.foreign import is_foreign
-    from seamseg.checkpoints.model_path import is_exported
+    from seamseg.checkpoints.model_path import is_exported, is_foreign
 
     if is_exported(model):
         from seamseg.contrib.exported.network import open_exported

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seamseg.checkpoints.model_path import digest, is_exported, local_model
-from seamseg.checkpoints.names import CLASSES_NAME, CONFIG_NAME, METADATA_NAME
+from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, is_exported, local_model
 from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED

@@ -14,8 +14,8 @@ from torch import nn
 
 import seamseg.predicting.writers  # noqa: F401  # they register the formats, of which a configuration may have sections
 from seamseg.config import Config, load_config
-from seamseg.config.checks import check_training
 from seamseg.config.components import NoKeys
+from seamseg.config.loader import check_training
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata

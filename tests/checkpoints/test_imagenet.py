@@ -17,9 +17,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from seamseg.checkpoints import imagenet, pretrained
-from seamseg.checkpoints.imagenet import network_of
+from seamseg.checkpoints.imagenet import ARCHITECTURES, body_key, convert_backbone, network_of, rename
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
-from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_key, convert_backbone, rename
 from seamseg.cli.main import main
 from seamseg.models.backbones import BACKBONES, FPN, FPNBody, build_backbone
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet

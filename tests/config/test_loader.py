@@ -17,8 +17,7 @@ from seamseg.config import (
     find_experiment,
     load_config,
 )
-from seamseg.config.checks import check_training
-from seamseg.config.loader import differences
+from seamseg.config.loader import check_training, differences
 from seamseg.config.sections import SECTIONS
 from seamseg.utils.errors import InputError
 

@@ -30,8 +30,7 @@ from PIL import Image
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot, load_tensors
-from seamseg.config.checks import check_training
-from seamseg.config.loader import config_from_string, config_to_string, load_config
+from seamseg.config.loader import check_training, config_from_string, config_to_string, load_config
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.record import MapFiles
 from seamseg.maps.formats import id_png

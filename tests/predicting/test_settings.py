@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.cli.main import build_parser
-from seamseg.cli.model_options import options_of
+from seamseg.cli.main import build_parser, options_of
 from seamseg.inference.images import network_input
 from seamseg.inference.options import Thresholds
 from seamseg.predicting.find import find_sources

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from unittest import mock
 
-from seamseg.config.bodies import BODIES
+from seamseg.config.kinds import BODIES
 from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, Architecture, build_backbone, wider_resnet
 from seamseg.models.backbones.resnext import ResNeXtArchitecture
 from seamseg.ops.norm import InPlaceABN

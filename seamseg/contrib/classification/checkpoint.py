@@ -16,10 +16,15 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import load_built
-from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
-from seamseg.checkpoints.model_path import local_model, weights_at
-from seamseg.checkpoints.names import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, WEIGHTS_ENDING
+from seamseg.checkpoints.model_path import (
+    CLASSIFIER_CLASSES_NAME,
+    CLASSIFIER_CONFIG_NAME,
+    WEIGHTS_ENDING,
+    is_hub_uri,
+    local_model,
+    weights_at,
+)
 from seamseg.checkpoints.snapshot import Snapshot, load_tensors
 from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config, packaged_classifier
 from seamseg.contrib.classification.network import Classifier, build_classifier

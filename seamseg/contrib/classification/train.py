@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from seamseg.checkpoints.names import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME
+from seamseg.checkpoints.model_path import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.config.sections import Scheduler
 from seamseg.contrib.classification.checkpoint import checkpoint_folder, read_checkpoint

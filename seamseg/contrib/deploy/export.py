@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seamseg.checkpoints.foreign import is_foreign
-from seamseg.checkpoints.model_path import local_model
+from seamseg.checkpoints.model_path import is_foreign, local_model
 from seamseg.config import config_from_string
 from seamseg.contrib.deploy.compare import Agreement, compare
 from seamseg.contrib.deploy.network import ExportNet, example_inputs

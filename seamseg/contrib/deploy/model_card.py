@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, upload
-from seamseg.config.bodies import TIMM
+from seamseg.config.kinds import TIMM
 from seamseg.contrib.deploy.model_folder import ConvertedModel, check_folder, convert_model, filling
 from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
 from seamseg.inference.results import RESULTS

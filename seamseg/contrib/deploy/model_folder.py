@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
-from seamseg.checkpoints.foreign import is_foreign
-from seamseg.checkpoints.model_path import is_exported, local_model
-from seamseg.checkpoints.names import (
+from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,
     CONFIG_NAME,
     SNAPSHOT_NAMES,
     WEIGHTS_NAME,
+    is_exported,
+    is_foreign,
+    local_model,
 )
-from seamseg.checkpoints.snapshot import network_state
-from seamseg.checkpoints.weights_file import write_weights
+from seamseg.checkpoints.snapshot import network_state, write_weights
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.options import ConversionOptions

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from seamseg.checkpoints.foreign import is_foreign, is_torchvision
-from seamseg.checkpoints.model_path import is_exported
+from seamseg.checkpoints.model_path import is_exported, is_foreign, is_torchvision
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.network import ExportNet, export_net

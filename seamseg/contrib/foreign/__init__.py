@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.checkpoints.foreign import is_torchvision
+from seamseg.checkpoints.model_path import is_torchvision
 from seamseg.inference.options import OF_PARTS, InferenceOptions
 from seamseg.utils.errors import InputError, require_packages
 

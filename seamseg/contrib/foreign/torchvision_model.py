@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.checkpoints.foreign import TORCHVISION, torchvision_name
+from seamseg.checkpoints.imagenet import unwrapped
+from seamseg.checkpoints.model_path import TORCHVISION, torchvision_name
 from seamseg.checkpoints.snapshot import load_tensors
-from seamseg.checkpoints.torchvision_weights import unwrapped
 from seamseg.contrib.foreign.class_lists import identify_things, read_classes
 from seamseg.contrib.foreign.families import DEFAULT_SIZE
 from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, read_object, transformers_weights
-from seamseg.checkpoints.snapshot import load_tensors
-from seamseg.checkpoints.weights_file import read_weights
+from seamseg.checkpoints.model_path import TRANSFORMERS_CONFIG_NAME, read_object, transformers_weights
+from seamseg.checkpoints.snapshot import load_tensors, read_weights
 from seamseg.contrib.foreign.families import Family
 from seamseg.utils.errors import InputError, SeamsegError, one_line
 from seamseg.utils.output import without_message

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.checkpoints.foreign import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_object, read_processor
+from seamseg.checkpoints.model_path import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_object, read_processor
 from seamseg.config import Config
 from seamseg.contrib.foreign.class_lists import NetworkClasses, identify
 from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family

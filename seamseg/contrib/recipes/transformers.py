@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from seamseg.checkpoints.foreign import TRANSFORMERS_CONFIG_NAME, is_transformers, read_object
-from seamseg.checkpoints.model_path import local_model
+from seamseg.checkpoints.model_path import TRANSFORMERS_CONFIG_NAME, is_transformers, local_model, read_object
 from seamseg.components import Network, NetworkContext, key, network
 from seamseg.contrib.foreign.class_lists import ClassNames, NetworkClasses
 from seamseg.contrib.foreign.families import OVERLAP_THRESHOLD, Family

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from seamseg.config.bodies import keeps_size
+from seamseg.config.kinds import keeps_size
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.utils.errors import InputError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from seamseg.config.bodies import is_dilated_a2
+from seamseg.config.kinds import is_dilated_a2
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.preactivation import PreActivationBlock, sequence
 from seamseg.ops.norm import NormSequential

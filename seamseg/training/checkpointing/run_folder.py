@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.names import CONFIG_NAME, METADATA_NAME, WEIGHTS_NAME
+from seamseg.checkpoints.model_path import CONFIG_NAME, METADATA_NAME, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
     Snapshot,
     fsync_folder,

@@ -11,7 +11,7 @@ from support.golden_files import DATA
 from support.narrow_backbones import NARROW, build_narrow
 from torch.testing import assert_close
 
-from seamseg.config.bodies import BODIES, layout_of
+from seamseg.config.kinds import BODIES, layout_of
 from seamseg.models.backbones import BACKBONES, build_backbone, norm_factory
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
 

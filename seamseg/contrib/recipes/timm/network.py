@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.components import BodyContext
-from seamseg.config.bodies import TIMM
+from seamseg.config.kinds import TIMM
 from seamseg.contrib.recipes.timm import STRIDES, TimmKeys
 from seamseg.models.backbones.base import Backbone
 from seamseg.ops.abn import Norm, apply_norm
