@@ -74,7 +74,7 @@ def peer(side: int, photo: Path, out: Path) -> Run:
 
     from seamseg.maps.formats.id_png import write_id_png
     from seamseg.maps.images import open_image
-    from seamseg.maps.visualize.palette import distinct_colors
+    from seamseg.maps.visualize.overlay import distinct_colors
 
     model, colours = maskrcnn(side), distinct_colors(DETECTIONS + 1)
     out.mkdir(parents=True, exist_ok=True)

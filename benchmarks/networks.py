@@ -15,7 +15,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.visualize.palette import distinct_colors
+from seamseg.maps.visualize.overlay import distinct_colors
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from seamseg.maps.idmaps import reference
-from seamseg.maps.idmaps.resize import nearest_index, resize_nearest
-from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_masks, sigmoid
+from seamseg.maps.idmaps.segments import (
+    areas_and_boxes,
+    count_classes,
+    fill_free,
+    nearest_index,
+    paste_masks,
+    resize_nearest,
+    sigmoid,
+)
 from seamseg.maps.idmaps.upsampled import best_masks
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks

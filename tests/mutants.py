@@ -35,13 +35,13 @@ TESTS = {
         "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_query_networks.py"
     ),
     "seamseg/maps/evaluation/scores.py": "tests/maps/evaluation/test_table.py",
-    "seamseg/maps/idmaps/resize.py": "tests/data/test_transforms.py::test_nearest_matches_pillow",
     **dict.fromkeys(
         ("seamseg/maps/idmaps/library.py", "seamseg/maps/idmaps/reference.py"),
         "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py tests/maps/idmaps/test_upsampled.py "
         "tests/maps/idmaps/test_id_runs.py tests/maps/idmaps/test_histogram.py",
     ),
-    "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py",
+    "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py "
+    "tests/data/test_transforms.py::test_nearest_matches_pillow",
     "seamseg/maps/evaluation/matching.py": (
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py"
     ),

@@ -14,7 +14,7 @@ from support.host_reads import HostReads
 
 from seamseg import fusion
 from seamseg.fusion import FusedMap, download, fuse, fuse_plainly, to_result
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import Prediction

@@ -11,7 +11,7 @@ import numpy as np
 
 from seamseg.data.input_size import value_factor
 from seamseg.maps.folder import ReadMap
-from seamseg.maps.idmaps.resize import nearest_index
+from seamseg.maps.idmaps.segments import nearest_index
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction

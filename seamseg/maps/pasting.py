@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.maps.idmaps.resize import nearest_index, resize_nearest
-from seamseg.maps.idmaps.segments import areas_and_boxes, paste_mask, sigmoid
+from seamseg.maps.idmaps.segments import areas_and_boxes, nearest_index, paste_mask, resize_nearest, sigmoid
 from seamseg.maps.predictions import Prediction
 
 

@@ -154,16 +154,20 @@ class Prediction(Generic[A]):
             arrays = cast(ArrayPrediction, self)
             return arrays if self.semantic_on_gpu is None else replace(arrays, semantic_on_gpu=None)
         p = cast("Prediction[Tensor]", self)
+        floats: dict[str, Any] = {
+            name: None if (x := getattr(p, name)) is None else x.detach().float().cpu().numpy()
+            for name in ("boxes", "scores", "mask_logits", "logits")
+        }
+        maps = dict(p.maps)
+        if "probability" in maps and maps["probability"].is_floating_point():
+            maps["probability"] = (maps["probability"] * 255).byte()
         return Prediction(
-            _floats(p.boxes),
-            p.classes.long().cpu().numpy(),
-            _floats(p.scores),
-            None if p.mask_logits is None else _floats(p.mask_logits),
-            None if p.semantic is None else p.semantic.byte().cpu().numpy(),
-            p.size,
-            None if p.logits is None else _floats(p.logits),
-            {name: (_as_bytes(x) if name == "probability" else x).cpu().numpy() for name, x in p.maps.items()},
-            p.queries,
+            **floats,
+            classes=p.classes.long().cpu().numpy(),
+            semantic=None if p.semantic is None else p.semantic.byte().cpu().numpy(),
+            size=p.size,
+            maps={name: x.cpu().numpy() for name, x in maps.items()},
+            queries=p.queries,
         )
 
     def rows(self, kept: np.ndarray) -> ArrayPrediction:
@@ -249,11 +253,3 @@ class InferenceNetwork(ABC):
     def begin_thread(self) -> None:
         """Prepare the current thread to make results beside the network, without waiting for it."""
         return
-
-
-def _floats(values: Tensor) -> Any:
-    return values.detach().float().cpu().numpy()
-
-
-def _as_bytes(values: Tensor) -> Tensor:
-    return (values * 255).byte() if values.is_floating_point() else values

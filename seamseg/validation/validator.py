@@ -35,7 +35,7 @@ from seamseg.maps.evaluation.confusion import ConfusionMatrix
 from seamseg.maps.evaluation.evaluator import PanopticEvaluator
 from seamseg.maps.evaluation.scores import ClassIoU, DetectionScores, PanopticScores, Scores, SemanticScores
 from seamseg.maps.formats.metadata import Metadata, class_infos
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import ClassInfo, PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.heads.semantic import semantic_target

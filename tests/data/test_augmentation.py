@@ -18,7 +18,7 @@ from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
 from seamseg.data.samplers import SampleIndex
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.training.prefetch import prepare_batch

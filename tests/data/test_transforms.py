@@ -14,7 +14,7 @@ from support.train_transform import train_transform
 from seamseg.data.input_size import InputSize, scaled_size
 from seamseg.data.transforms import Normalise, compact_ids
 from seamseg.inference.images import network_input
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 
 DATA = Path(__file__).parents[1] / "golden"
 OPS = np.load(DATA / "ops.npz")

@@ -381,4 +381,4 @@ def corpus(name: str) -> dict[str, bytes]:
 
 def use_maps(path: str) -> None:
     """Read maps with another build of `csrc/maps`."""
-    library.functions = library.Library(path)
+    library.functions = library.load(path)

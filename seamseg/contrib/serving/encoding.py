@@ -19,7 +19,7 @@ from seamseg.maps.images import pixels_of
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.report.images import encode_index_map, encode_jpeg, reduced_shape
 from seamseg.maps.visualize.maps import draw_map, encode_map
-from seamseg.maps.visualize.palette import distinct_colors
+from seamseg.maps.visualize.overlay import distinct_colors
 from seamseg.predicting.writers.images import OverlayWriter
 
 VIEW_SIZE = 1280

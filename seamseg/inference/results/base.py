@@ -20,8 +20,7 @@ from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.images import open_image, pixels_of
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize.overlay import figure_html
-from seamseg.maps.visualize.palette import distinct_colors
+from seamseg.maps.visualize.overlay import distinct_colors, figure_html
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_json
 from seamseg.utils.limits import check_sides

@@ -20,7 +20,7 @@ from seamseg.inference.results.base import (
 )
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_detections

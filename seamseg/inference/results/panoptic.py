@@ -25,7 +25,7 @@ from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.maps.formats.id_png import id_image
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata, class_infos
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import draw_overlay

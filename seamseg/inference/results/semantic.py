@@ -17,8 +17,7 @@ from seamseg.inference.results.base import Drawable, ImageResult
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.idmaps.resize import resize_nearest
-from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes
+from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes, resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize import padded_palette

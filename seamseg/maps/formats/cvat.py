@@ -16,7 +16,7 @@ import numpy as np
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import SegmentLike
-from seamseg.maps.visualize.palette import voc_color
+from seamseg.maps.visualize.overlay import voc_color
 from seamseg.utils.errors import InputError
 
 CLASS_FOLDER, OBJECT_FOLDER = "SegmentationClass", "SegmentationObject"

@@ -95,8 +95,16 @@ def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
 
 def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
     """Parse the bytes of `metadata.bin`; `source` names them in the InputError of invalid ones."""
+    stream, content = _LimitedReader(data), {}
     try:
-        content = _unpack(BytesIO(data))
+        # image by image, since one byte can expand to an object of a hundred bytes
+        for _ in range(_length(stream, 0x80, 0xDE, "map")):
+            key = stream.unpack()
+            if key == "images":
+                count = _length(stream, 0x90, 0xDC, "list")
+                content[key] = [_image(stream.unpack()) for _ in range(count)]
+            else:
+                content[key] = stream.unpack()
     except KeyError as error:
         raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
     except (_Malformed, TypeError, AttributeError) as error:
@@ -115,6 +123,7 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
     """
     try:
         names, num_stuff, num_thing = list(meta["categories"]), int(meta["num_stuff"]), int(meta["num_thing"])
+        classes = num_stuff + num_thing
         # the string of nested lists could be of any length
         if wrong := [name for name in names if not isinstance(name, (str, bytes, int, float))]:
             raise TypeError(f"a category is a {type(wrong[0]).__name__}, expected text")
@@ -122,7 +131,7 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
             num_stuff=num_stuff,
             num_thing=num_thing,
             categories=list(map(str, names)),
-            palette=[parse_colour(rgb) for rgb in meta["palette"][: max(num_stuff + num_thing, 0)]],
+            palette=[parse_colour(rgb) for rgb in meta["palette"][: max(classes, 0)]],
             original_ids=[whole_number(int(i)) for i in meta["original_ids"]],
             images=list(images),
         )
@@ -130,7 +139,19 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
         raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source}: not a metadata file: {error}") from error
-    _check(metadata, source)
+    if num_stuff < 0 or num_thing < 0 or not 0 < classes <= VOID:
+        raise InputError(f"{source}: {num_stuff} stuff and {num_thing} thing classes; the sum must be 1 to {VOID}")
+    for name in ("categories", "palette", "original_ids"):
+        length = len(getattr(metadata, name))
+        if length != classes:
+            raise InputError(f"{source}: {length} entries in `{name}`, but num_stuff + num_thing = {classes}")
+    for image in metadata.images:
+        known = all(0 <= c < classes or c == VOID for c in image.cat) and image.cat[:1] == [VOID]
+        if not known or len(image.cat) != len(image.iscrowd) or min(image.size) < 1:
+            raise InputError(
+                f"{source}: image {image.id!r} has the size {image.size}, {len(image.iscrowd)} entries in `iscrowd`, "
+                f"and {len(image.cat)} in `cat`, of which the first must be {VOID}, others {VOID} or 0 to {classes - 1}"
+            )
     return metadata
 
 
@@ -152,7 +173,6 @@ def write_metadata(path: str | Path, metadata: Metadata) -> None:
 
 def pack_metadata(metadata: Metadata) -> bytes:
     """Encode the content of `metadata.bin`, the inverse of :func:`parse_metadata`."""
-    _check(metadata, "metadata")
     images = [
         {"id": i.id, "cat": list(i.cat), "size": list(i.size), "iscrowd": list(i.iscrowd)} for i in metadata.images
     ]
@@ -164,35 +184,23 @@ class _Malformed(ValueError):
     """Invalid content of a metadata file."""
 
 
-class _LimitedReader:
-    """Read one object of a stream, of at most `_OBJECT_BYTES`."""
+class _LimitedReader(BytesIO):
+    end = 0
 
-    def __init__(self, stream: BytesIO) -> None:
-        self._stream, self._remaining = stream, _OBJECT_BYTES
+    def unpack(self) -> Any:
+        """Read one object, of at most `_OBJECT_BYTES`."""
+        self.end = self.tell() + _OBJECT_BYTES
+        return umsgpack.unpack(self)
 
-    def read(self, count: int) -> bytes:
-        self._remaining -= count
-        if self._remaining < 0:
+    def read(self, count: int | None = -1) -> bytes:
+        if count is None or self.tell() + count > self.end:
             raise _Malformed(f"an entry is larger than {format_bytes(_OBJECT_BYTES)}")
-        return self._stream.read(count)
-
-
-def _unpack(stream: BytesIO) -> dict[str, Any]:
-    """Decode `metadata.bin` image by image, since one byte can expand to an object of a hundred bytes."""
-    content: dict[str, Any] = {}
-    for _ in range(_length(stream, 0x80, 0xDE, "map")):
-        key = umsgpack.unpack(_LimitedReader(stream))
-        if key == "images":
-            count = _length(stream, 0x90, 0xDC, "list")
-            content[key] = [_image(umsgpack.unpack(_LimitedReader(stream))) for _ in range(count)]
-        else:
-            content[key] = umsgpack.unpack(_LimitedReader(stream))
-    return content
+        return super().read(count)
 
 
 def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
     """Read the length of a map or list; `short`, `long`: msgpack codes for up to 15 entries and for more."""
-    first = stream.read(1)
+    first = stream.read1(1)
     if not first:
         raise _Malformed(f"it ends where a {what} should start")
     code = first[0]
@@ -200,7 +208,7 @@ def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
         return code - short
     if code not in (long, long + 1):
         raise _Malformed(f"byte {code:#04x} instead of the start of a {what}")
-    return int.from_bytes(stream.read(2 if code == long else 4), "big")
+    return int.from_bytes(stream.read1(2 if code == long else 4), "big")
 
 
 def parse_colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
@@ -216,22 +224,3 @@ def _image(entry: dict[str, Any]) -> ImageInfo:
     height, width = map(whole_number, entry["size"])
     cat, iscrowd = [int(c) for c in entry["cat"]], [int(bool(c)) for c in entry["iscrowd"]]
     return ImageInfo(str(entry["id"]), cat, (height, width), iscrowd)
-
-
-def _check(metadata: Metadata, source: str) -> None:
-    classes = metadata.num_classes
-    if metadata.num_stuff < 0 or metadata.num_thing < 0 or not 0 < classes <= VOID:
-        raise InputError(
-            f"{source}: {metadata.num_stuff} stuff and {metadata.num_thing} thing classes; the sum must be 1 to {VOID}"
-        )
-    for name in ("categories", "palette", "original_ids"):
-        length = len(getattr(metadata, name))
-        if length != classes:
-            raise InputError(f"{source}: {length} entries in `{name}`, but num_stuff + num_thing = {classes}")
-    for image in metadata.images:
-        known = all(0 <= c < classes or c == VOID for c in image.cat) and image.cat[:1] == [VOID]
-        if not known or len(image.cat) != len(image.iscrowd) or min(image.size) < 1:
-            raise InputError(
-                f"{source}: image {image.id!r} has the size {image.size}, {len(image.iscrowd)} entries in `iscrowd`, "
-                f"and {len(image.cat)} in `cat`, of which the first must be {VOID}, others {VOID} or 0 to {classes - 1}"
-            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -35,9 +36,23 @@ def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]
     first, second = _integers("a", a), _integers("b", b)
     if first.shape != second.shape:
         raise ValueError(f"joint_histogram: a and b must have the same shape, got {first.shape} and {second.shape}")
-    pairs, counts = (library.functions or reference).joint_histogram(first, second)
+    if library.functions is None:
+        pairs, counts = reference.joint_histogram(first, second)
+    else:
+        first, second = (np.asarray(labels, labels.dtype.newbyteorder("=")) for labels in (first, second))
+        codes = [-x.dtype.itemsize if x.dtype.kind == "i" else x.dtype.itemsize for x in (first, second)]
+        pairs, counts = pairs_of("joint_histogram", first, codes[0], second, codes[1], first.size)
     if pairs.min(initial=0) < 0:
         raise ValueError("joint_histogram: labels must not be negative")
+    return pairs, counts
+
+
+def pairs_of(name: str, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sorted pairs and counts of a function of the C library."""
+    count = ctypes.c_int64(0)
+    found = library.call(name, *arguments, ctypes.byref(count))
+    pairs, counts = np.empty((count.value, 2), np.int64), np.empty(count.value, np.int64)
+    library.call("take_pairs", found, pairs, counts)
     return pairs, counts
 
 

@@ -5,12 +5,15 @@ An id map of 2 million pixels has about ten thousand runs. A run ends at the end
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from seamseg.maps.idmaps import library, reference
+from seamseg.maps.idmaps.histogram import pairs_of
+from seamseg.maps.idmaps.inflate import MAX_RATIO, row_bands
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,19 @@ def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: i
     `stream` is the concatenated content of its `IDAT` chunks: compressed, filtered rows of less than 2^31 pixels.
     ValueError if it is broken, its checksum is wrong or its size differs.
     """
-    assert library.functions is not None, "see has_kernel"
-    return IdRuns(height, width, *library.functions.decode_id_runs(bytes(stream), height, width))
+    row_bytes = 3 * width + 1
+    if height * row_bytes > MAX_RATIO * len(stream):  # the C library would allocate too much
+        raise ValueError("decode_id_runs: the compressed data are too short for the size")
+    count, runs = ctypes.c_int64(0), library.call("begin_runs", height, width)
+    try:
+        for band in row_bands(bytes(stream), height, row_bytes):
+            library.call("add_rows", runs, band, len(band) // row_bytes, ctypes.byref(count))
+    except BaseException:
+        library.call("take_runs", runs, None, None)
+        raise
+    starts, ids = np.empty((2, count.value), np.int32)
+    library.call("take_runs", runs, starts, ids)
+    return IdRuns(height, width, starts, ids)
 
 
 def id_runs_of(ids: np.ndarray) -> IdRuns:
@@ -99,4 +113,5 @@ def joint_histogram_of_runs(a: IdRuns, b: IdRuns) -> tuple[np.ndarray, np.ndarra
         raise ValueError(f"joint_histogram_of_runs: sizes differ, {a.height} x {a.width} and {b.height} x {b.width}")
     if library.functions is None:
         return reference.joint_histogram(a.dense(), b.dense())
-    return library.functions.joint_histogram_of_runs(a.starts, a.ids, b.starts, b.ids, a.height * a.width)
+    runs = a.starts, a.ids, a.starts.size, b.starts, b.ids, b.starts.size
+    return pairs_of("joint_histogram_of_runs", *runs, a.height * a.width)

@@ -86,16 +86,6 @@ def _paste_axis(low: np.float32, high: np.float32, size: int, cells: int) -> tup
     return start, stop, taps.clip(0, max(cells - 1, 0)), weights.astype(np.float64)
 
 
-def count_classes(classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-    """See :func:`seamseg.maps.idmaps.segments.count_classes`."""
-    return np.bincount((classes if ids is None else classes[ids == 0]).ravel(), minlength=256)
-
-
-def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
-    """See :func:`seamseg.maps.idmaps.segments.fill_free`."""
-    np.copyto(ids, id_of_class[classes], where=ids == 0)
-
-
 def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`seamseg.maps.idmaps.segments.areas_and_boxes`; runs of equal ids along the rows are few."""
     areas, boxes = np.zeros(n, np.int64), np.full((n, 4), -1, np.float32)

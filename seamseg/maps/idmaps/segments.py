@@ -1,4 +1,4 @@
-"""From detections and a class map to a map of ids, and from ids to rows of images; numpy or the C library, no torch.
+"""From detections and a class map to a map of ids, resizing, and from ids to rows of images; numpy or C, no torch.
 
 See docs/contract.md, section 4 "Fusion". The operators on tensors are :mod:`seamseg.ops.labels`. All functions raise
 ValueError for arguments of another type or shape.
@@ -17,6 +17,8 @@ Region = tuple[int, int, int, int]
 
 BAND_BYTES = 1 << 23
 """About as many bytes of an image are made at a time, where it is not needed as a whole."""
+_ROWS = 128
+"""Rows resized at a time, which bounds the temporary memory."""
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -39,7 +41,13 @@ def paste_masks(
     _require("paste_masks", "ids", ids, np.int32, 2)
     _require("paste_masks", "masks", masks, np.float32, 3)
     _require("paste_masks", "boxes", boxes, np.float32, 2, (len(masks), 4))
-    return (library.functions or reference).paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
+    if library.functions is None:
+        return reference.paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
+    target, kept = np.require(ids, None, ("C", "A")), np.zeros(len(masks), bool)
+    library.call("paste_masks", target, *ids.shape, masks, boxes, *masks.shape, overlap_threshold, keep_empty, kept)
+    if target is not ids:
+        ids[:] = target
+    return kept
 
 
 def paste_mask(mask: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, Region]:
@@ -49,7 +57,15 @@ def paste_mask(mask: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> tupl
     """
     _require("paste_mask", "mask", mask, np.float32, 2)
     _require("paste_mask", "box", box, np.float32, 1, (4,))
-    return (library.functions or reference).paste_mask(mask, box, size)
+    if library.functions is None:
+        return reference.paste_mask(mask, box, size)
+    region = np.zeros(4, np.int64)
+    library.call("paste_region", box, *mask.shape, *size, region)
+    y0, x0, y1, x1 = region.tolist()
+    crop = np.zeros((y1 - y0, x1 - x0), bool)
+    if crop.size:
+        library.call("paste_mask", mask, box, *mask.shape, *size, crop)
+    return crop, (y0, x0, y1, x1)
 
 
 def count_classes(classes: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
@@ -57,7 +73,11 @@ def count_classes(classes: np.ndarray, ids: np.ndarray | None = None) -> np.ndar
     _require("count_classes", "classes", classes, np.uint8, 2)
     if ids is not None:
         _require("count_classes", "ids", ids, np.int32, 2, classes.shape)
-    return (library.functions or reference).count_classes(classes, ids)
+    if library.functions is None:
+        return np.bincount((classes if ids is None else classes[ids == 0]).ravel(), minlength=256)
+    counts = np.zeros(256, np.int64)
+    library.call("count_classes", classes, ids, classes.size, counts)
+    return counts
 
 
 def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
@@ -65,7 +85,13 @@ def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> 
     _require("fill_free", "classes", classes, np.uint8, 2)
     _require("fill_free", "ids", ids, np.int32, 2, classes.shape)
     _require("fill_free", "id_of_class", id_of_class, np.int32, 1, (256,))
-    (library.functions or reference).fill_free(ids, classes, id_of_class)
+    if library.functions is None:
+        np.copyto(ids, id_of_class[classes], where=ids == 0)
+        return
+    target = np.require(ids, None, ("C", "A"))
+    library.call("fill_free", target, classes, classes.size, id_of_class)
+    if target is not ids:
+        ids[:] = target
 
 
 def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +100,11 @@ def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     Returns areas in pixels, `n` int64, and boxes `(y0, x0, y1, x1)`, `n x 4` float32, -1 for ids that are absent.
     """
     _require("areas_and_boxes", "ids", ids, np.int32, 2)
-    return (library.functions or reference).areas_and_boxes(ids, n)
+    if library.functions is None:
+        return reference.areas_and_boxes(ids, n)
+    areas, boxes = np.zeros(n, np.int64), np.zeros((n, 4), np.float32)
+    library.call("segments", ids, *ids.shape, n, areas, boxes)
+    return areas, boxes
 
 
 def overlay(
@@ -105,14 +135,21 @@ def overlay(
     _require("overlay", "ids", ids, np.int32, 2)
     _require("overlay", "colors", colors, np.uint8, 2, (count, 3))
     _require("overlay", "outlined", outlined, bool, 1, (count,))
-    _require_index("rows", rows, height, map_height)
-    if columns is not None:
-        _require_index("columns", columns, width, map_width)
+    for name, index, size, most in (("rows", rows, height, map_height), ("columns", columns, width, map_width)):
+        if index is not None:
+            _require("overlay", name, index, np.int64, 1, (size,))
+            if size and not 0 <= index.min() <= index.max() < most:
+                raise ValueError(f"overlay: {name} must be from 0 to {most - 1}, got {index.min()} to {index.max()}")
     if not count or (share is not None and not 0 <= operator.index(share) <= 256):
         raise ValueError(f"overlay: id 0 needs a colour, and share must be 0 to 256, got {count} colours and {share}")
     if image.size == 0:
         return np.empty_like(image)
-    return (library.functions or reference).overlay(image, ids, rows, columns, colors, outlined, share)
+    if library.functions is None:
+        return reference.overlay(image, ids, rows, columns, colors, outlined, share)
+    drawn, opacity = np.empty(image.shape, np.uint8), -1 if share is None else share
+    maps = (image, *image.shape[:2], ids, *ids.shape)
+    library.call("overlay", *maps, rows, columns, colors, outlined, count, opacity, drawn)
+    return drawn
 
 
 def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
@@ -127,7 +164,32 @@ def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | Non
         _require("png_rows", "above", above, np.int32, 1, (ids.shape[1],))
     if values is not None:
         _require("png_rows", "values", values, np.uint32, 1)
-    return (library.functions or reference).png_rows(ids, above, values)
+    if library.functions is None:
+        return reference.png_rows(ids, above, values)
+    height, width = ids.shape
+    filtered = np.empty((height, 3 * width + 1), np.uint8)
+    library.call("png_rows", ids, above, height, width, values, 0 if values is None else values.size, filtered)
+    return filtered
+
+
+def nearest_index(old: int, new: int) -> np.ndarray:
+    """Return the input pixel of each output pixel along an axis, `floor((i + .5) * old / new)`."""
+    if old < 1 or new < 1:
+        raise ValueError(f"nearest_index: sizes must be positive, got {old} and {new}")
+    # a running sum, as in Pillow: its rounding decides where a centre is between two pixels
+    steps = np.full(new, old / new)
+    steps[0] *= 0.5
+    return np.minimum(np.cumsum(steps).astype(np.intp), old - 1)
+
+
+def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize the last two axes of an array `... x H x W` of any dtype to `(height, width)`."""
+    rows, columns = (nearest_index(old, new) for old, new in zip(ids.shape[-2:], size))
+    result = np.empty((*ids.shape[:-2], *size), ids.dtype)
+    for start in range(0, size[0], _ROWS):
+        block = slice(start, start + _ROWS)
+        result[..., block, :] = ids.take(rows[block], axis=-2).take(columns, axis=-1)
+    return result
 
 
 def _require(
@@ -136,9 +198,3 @@ def _require(
     if value.dtype != dtype or value.ndim != dims or (shape is not None and value.shape != shape):
         wanted = f"{dims} dimensions" if shape is None else f"the shape {shape}"
         raise ValueError(f"{function}: {name} must be {np.dtype(dtype)} with {wanted}, got {value.shape} {value.dtype}")
-
-
-def _require_index(name: str, index: np.ndarray, size: int, most: int) -> None:
-    _require("overlay", name, index, np.int64, 1, (size,))
-    if size and not 0 <= index.min() <= index.max() < most:
-        raise ValueError(f"overlay: {name} must be from 0 to {most - 1}, got {index.min()} to {index.max()}")

@@ -7,8 +7,10 @@ made at the size of the image.
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +49,11 @@ def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: 
         raise ValueError(f"best_masks: scores must be {len(logits)} float32, got {scores.shape} {scores.dtype}")
     if len(logits) > np.iinfo(np.int16).max:
         raise ValueError(f"best_masks: at most {np.iinfo(np.int16).max} masks, got {len(logits)}")
-    numbers, areas = (library.functions or reference).best_masks(logits, scores, rows, columns)
+    if library.functions is None:
+        numbers, areas = reference.best_masks(logits, scores, rows, columns)
+    else:
+        numbers, areas = np.empty(native_size, np.int16), np.zeros((3, len(logits)), np.int64)
+        library.call("best_masks", *_in_c(logits, rows, columns), scores, numbers, areas)
     return BestMasks(numbers, *areas)
 
 
@@ -59,7 +65,11 @@ def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarra
     axes = _axes("best_classes", logits, padded_size, size, size)
     if not 1 <= len(logits) <= 256:
         raise ValueError(f"best_classes: logits must be of 1 to 256 classes, got {len(logits)}")
-    return (library.functions or reference).best_classes(logits, *axes)
+    if library.functions is None:
+        return reference.best_classes(logits, *axes)
+    classes = np.empty(size, np.uint8)
+    library.call("best_classes", *_in_c(logits, *axes), classes)
+    return classes
 
 
 def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
@@ -68,7 +78,11 @@ def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
     Boxes of masks without pixels are -1; otherwise as :func:`best_masks`.
     """
     axes = _axes("mask_boxes", logits, padded_size, size, size)
-    return (library.functions or reference).mask_boxes(logits, *axes)
+    if library.functions is None:
+        return reference.mask_boxes(logits, *axes)
+    boxes = np.empty((len(logits), 4), np.float32)
+    library.call("mask_boxes", *_in_c(logits, *axes), boxes)
+    return boxes
 
 
 def _axes(function: str, logits: np.ndarray, padded_size: Size, size: Size, native_size: Size) -> tuple[Axis, Axis]:
@@ -86,3 +100,20 @@ def _axes(function: str, logits: np.ndarray, padded_size: Size, size: Size, nati
             )
         axes.append(Axis.of(cells, padded, valid, pixels))
     return axes[0], axes[1]
+
+
+class _Axis(ctypes.Structure):
+    """`Axis` of `csrc/maps/upsampled.cpp`."""
+
+    _fields_ = [
+        ("first", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("taps", ctypes.c_int64),
+        ("pixels", ctypes.c_int64),
+    ]
+
+
+def _in_c(logits: np.ndarray, *axes: Axis) -> tuple[Any, ...]:
+    """Return logits and axes as arguments of the C library, which read the arrays of `axes`."""
+    made = [_Axis(axis.first.ctypes.data, axis.weights.ctypes.data, *axis.weights.shape) for axis in axes]
+    return (logits, *logits.shape, *map(ctypes.byref, made))

@@ -12,7 +12,7 @@ from typing import Any
 
 from seamseg.maps.formats.metadata import Metadata, parse_colour
 from seamseg.maps.panoptic_map import VOID
-from seamseg.maps.visualize.palette import class_colors
+from seamseg.maps.visualize.overlay import class_colors
 from seamseg.utils.errors import InputError, describe_error, first_names
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number

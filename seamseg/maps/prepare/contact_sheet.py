@@ -15,7 +15,7 @@ from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import open_image
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.check import ImageCheck, OneImageFolder, Report, check_lists
-from seamseg.maps.visualize.palette import BACKGROUND, LINE, TEXT, draw_legend, printable
+from seamseg.maps.visualize.overlay import BACKGROUND, LINE, TEXT, draw_legend, printable
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import parallel_map

@@ -16,7 +16,7 @@ from PIL import Image
 from seamseg.maps.evaluation.record import MAPS, Evaluation, ImageRecord, SegmentRecord
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.formats.label_png import look_up
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.images import open_reduced
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside

@@ -14,7 +14,7 @@ from typing import Any
 from seamseg.maps.evaluation.record import Evaluation, ImageRecord
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.maps.metrics_file import METRICS_NAME, read_metrics
-from seamseg.maps.visualize.palette import distinct_colors
+from seamseg.maps.visualize.overlay import distinct_colors
 from seamseg.utils.errors import printable
 
 BINS = 20

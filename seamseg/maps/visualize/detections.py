@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from seamseg.maps.pasting import resize_crop
-from seamseg.maps.visualize.overlay import Palette, label_font, outline_box, short_name
-from seamseg.maps.visualize.palette import padded_palette, text_color
+from seamseg.maps.visualize.overlay import Palette, label_font, outline_box, padded_palette, short_name, text_color
 
 LEGACY_OPACITY = 192 / 255
 """Opacity of the masks in the overlays of the original."""

@@ -1,25 +1,64 @@
-"""Drawing of panoptic maps and boxes on images, RGB uint8 arrays; legends as HTML."""
+"""Drawing of panoptic maps and boxes on images, RGB uint8 arrays; palettes and legends."""
 
 from __future__ import annotations
 
 import base64
+import colorsys
 import html
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.maps.idmaps.reference import outlines
-from seamseg.maps.idmaps.resize import nearest_index
-from seamseg.maps.idmaps.segments import BAND_BYTES, overlay
+from seamseg.maps.idmaps.segments import BAND_BYTES, nearest_index, overlay
 from seamseg.maps.panoptic_map import VOID, PanopticResult
-from seamseg.maps.visualize.palette import padded_palette, text_color
 from seamseg.utils.errors import one_line
 
 __all__ = ["draw_boxes", "draw_overlay", "outlines"]
 
 Palette = Sequence[Sequence[int]] | np.ndarray
+
+
+def padded_palette(palette: Palette) -> np.ndarray:
+    """Pad a palette with black to `256 x 3` uint8 (void is row 255)."""
+    rows = np.asarray(palette, np.uint8).reshape(-1, 3)[:256]
+    full = np.zeros((256, 3), np.uint8)
+    full[: len(rows)] = rows
+    return full
+
+
+def distinct_colors(count: int) -> np.ndarray:
+    """Generate a fixed sequence of distinct colours, `count x 3` uint8."""
+    colors = []
+    for i in range(count):
+        # steps by the golden ratio never repeat a hue; lightness and saturation cycle to separate similar hues
+        hue = (0.11 + i * 0.618033988749895) % 1.0
+        rgb = colorsys.hls_to_rgb(hue, (0.5, 0.66, 0.38)[i % 3], (0.75, 0.9)[i % 2])
+        colors.append([round(255 * c) for c in rgb])
+    return np.array(colors, np.uint8).reshape(-1, 3)
+
+
+def voc_color(number: int) -> tuple[int, int, int]:
+    """Return a colour of the palette of Pascal VOC, continued to 2^24: bits alternate as high bits of its channels."""
+    red, green, blue = (sum((number >> 3 * k + c & 1) << 7 - k for k in range(8)) for c in range(3))
+    return red, green, blue
+
+
+def class_colors(given: Sequence[Sequence[int] | None]) -> list[tuple[int, int, int]]:
+    """Return the given colours, and where there is none the colour of this number of Pascal VOC, or the next free."""
+    found = [None if color is None else (int(color[0]), int(color[1]), int(color[2])) for color in given]
+    for k, color in enumerate(found):
+        if color is None:
+            found[k] = next(other for n in range(k + 1, 1 << 24) if (other := voc_color(n)) not in found)
+    return [color for color in found if color is not None]
+
+
+def text_color(background: Sequence[int] | np.ndarray) -> tuple[int, int, int]:
+    """Return black or white, whichever has the higher contrast to a background colour."""
+    r, g, b = (int(c) for c in background)
+    return (0, 0, 0) if 0.299 * r + 0.587 * g + 0.114 * b > 140 else (255, 255, 255)
 
 
 def draw_overlay(
@@ -51,7 +90,14 @@ def draw_overlay(
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     (height, width), id_map = image.shape[:2], result.id_map
-    colors, instances = _colors_of_ids(result, padded_palette(palette), outlined)
+    palette, count = padded_palette(palette), max((s.id for s in result.segments), default=0) + 1
+    classes, instances = np.full(count, VOID, np.int64), np.zeros(count, bool)
+    for segment in result.segments:
+        # crowds are drawn as void, like in the original
+        if not (segment.iscrowd and segment.isthing):
+            classes[segment.id] = segment.category
+            instances[segment.id] = segment.isthing and outlined
+    colors = palette[classes]
     row_of, column_of = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, (height, width)))
     columns, share = None if id_map.shape[1] == width else column_of, None if opacity == 0.5 else round(opacity * 256)
     if id_map.dtype != np.int32:
@@ -61,20 +107,8 @@ def draw_overlay(
         drawn = overlay(image[y : y + rows], id_map, row_of[y : y + rows], columns, colors, instances, share)
         canvas.paste(Image.fromarray(drawn), (0, y))
     if labels and categories is not None:
-        _write_labels(canvas, result, padded_palette(palette), categories)
+        _write_labels(canvas, result, palette, categories)
     return canvas
-
-
-def _colors_of_ids(result: PanopticResult, palette: np.ndarray, outlined: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the colour of each id of a map, `K x 3` uint8, and whether it is outlined, `K` bool."""
-    count = max((s.id for s in result.segments), default=0) + 1
-    classes, instances = np.full(count, VOID, np.int64), np.zeros(count, bool)
-    for segment in result.segments:
-        # crowds are drawn as void, like in the original
-        if not (segment.iscrowd and segment.isthing):
-            classes[segment.id] = segment.category
-            instances[segment.id] = segment.isthing and outlined
-    return palette[classes], instances
 
 
 def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]) -> None:
@@ -91,23 +125,16 @@ def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarra
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         if right > 1.5 * (x1 - x0) or bottom > 0.8 * (y1 - y0):
             continue
-        at = _label_position(result.id_map, segment.id, scale)
-        x = min(max(0.0, at[1] - right / 2), max(0.0, width - right - 2))
-        y = min(max(0.0, at[0] - bottom / 2), max(0.0, height - bottom - 2))
+        # at the median row, and the median column in it; row by row, as a copy of the mask of a large image is large
+        counts, row, column = np.cumsum([np.count_nonzero(row == segment.id) for row in result.id_map]), 0, 0.0
+        if counts[-1]:
+            row = int(np.searchsorted(counts, counts[-1] // 2, side="right"))
+            column = float(np.median(np.flatnonzero(result.id_map[row] == segment.id)))
+        x = min(max(0.0, column * scale[1] - right / 2), max(0.0, width - right - 2))
+        y = min(max(0.0, row * scale[0] - bottom / 2), max(0.0, height - bottom - 2))
         color = tuple(palette[segment.category].tolist())
         draw.rectangle((x + left - 3, y + top - 2, x + right + 3, y + bottom + 2), fill=color)
         draw.text((x, y), text, fill=text_color(color), font=font)
-
-
-def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[float, float]:
-    """Return the median row of a segment and the median column in it, in image pixels."""
-    # row by row: a copy of the mask of a large image is large
-    counts = np.cumsum([np.count_nonzero(row == segment) for row in id_map])
-    if not counts[-1]:
-        return 0.0, 0.0
-    row = np.searchsorted(counts, counts[-1] // 2, side="right")
-    column = np.median(np.flatnonzero(id_map[row] == segment))
-    return float(row * scale[0]), float(column * scale[1])
 
 
 def short_name(name: str) -> str:
@@ -146,15 +173,6 @@ THUMBNAIL_SIZE = 1024
 """Longer side in pixels of images in notebooks, which are stored as text."""
 
 
-def encode_thumbnail(image: Image.Image, kind: str = "PNG") -> bytes:
-    """Encode an image, reduced to :data:`THUMBNAIL_SIZE`, in a file format of Pillow."""
-    thumbnail = image.copy()
-    thumbnail.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
-    buffer = BytesIO()
-    thumbnail.save(buffer, kind, **({"quality": 88} if kind == "JPEG" else {}))
-    return buffer.getvalue()
-
-
 def figure_html(
     image: Image.Image, caption: str, segments: Sequence[tuple[str, int, bool, float]], palette: Sequence[Sequence[int]]
 ) -> str:
@@ -174,8 +192,52 @@ def figure_html(
         f'<span style="opacity:.6">{100 * total:.1f} %</span></span>'
         for category, (name, count, total) in sorted(rows.items(), key=lambda item: -item[1][2])
     )
-    data = base64.b64encode(encode_thumbnail(image, "JPEG")).decode()
+    thumbnail, buffer = image.copy(), BytesIO()
+    thumbnail.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
+    thumbnail.save(buffer, "JPEG", quality=88)
+    data = base64.b64encode(buffer.getvalue()).decode()
     return (
         f'<figure style="margin:0"><img style="max-width:100%" alt="{html.escape(one_line(caption), quote=True)}" '
         f'src="data:image/jpeg;base64,{data}"><figcaption style="font-size:90%">{legend}</figcaption></figure>'
     )
+
+
+BACKGROUND, TEXT = (24, 24, 24), (230, 230, 230)
+LINE = 14
+"""Height of a line of text in pixels."""
+
+_DIM = (130, 130, 130)
+_GAP = 8
+_NAME = 60
+
+
+def draw_legend(
+    categories: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    num_stuff: int,
+    width: int,
+    shown: Collection[int] | None = None,
+) -> Image.Image:
+    """Draw the legend of a class list, stuff first, in as many columns as fit into `width` pixels, at least one.
+
+    The names of the classes `shown` are bright; None for all.
+    """
+    names = [printable(name, _NAME) + (" (stuff)" if k < num_stuff else "") for k, name in enumerate(categories)]
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    column = 40 + round(max((measure.textlength(name) for name in names), default=0))
+    across = max(1, width // column)
+    legend = Image.new("RGB", (max(width, column), (-(-len(names) // across) + 1) * LINE), BACKGROUND)
+    draw = ImageDraw.Draw(legend)
+    for k, name in enumerate(names):
+        left, top = k % across * column + _GAP // 2, k // across * LINE
+        draw.rectangle((left, top + 2, left + 16, top + LINE - 3), fill=tuple(palette[k]), outline=TEXT)
+        draw.text((left + 22, top), name, fill=TEXT if shown is None or k in shown else _DIM)
+    return legend
+
+
+def printable(text: str, length: int) -> str:
+    """Return a text that the default font of Pillow can draw, from its end if it is longer than `length` letters."""
+    # that font may have Latin letters only, and texts of several lines have no length
+    text = text.encode("latin-1", errors="replace").decode("latin-1")
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= length else "..." + text[3 - length :]

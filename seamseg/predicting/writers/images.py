@@ -24,7 +24,7 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_legacy
-from seamseg.maps.visualize.palette import draw_legend
+from seamseg.maps.visualize.overlay import draw_legend
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.base import OutputFormat, Records
 from seamseg.utils.files import replacing

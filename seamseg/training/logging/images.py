@@ -16,7 +16,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.results.detections import Detections
 from seamseg.maps.evaluation.segments import gt_segments_from_instances
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.maps.visualize.detections import draw_detections
 from seamseg.maps.visualize.maps import draw_map

@@ -1,17 +1,15 @@
 """Overlays and rows of PNGs: the C library and numpy give the same bytes, for a whole image and for bands of it."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.idmap_calls import by_c_and_numpy
 from support.png_streams import random_ids
 
-from seamseg.maps.idmaps import library, reference, segments
-from seamseg.maps.idmaps.resize import nearest_index
+from seamseg.maps.idmaps import segments
+from seamseg.maps.idmaps.segments import nearest_index
 
-FORMS = [library.functions, reference]
 sizes = st.tuples(st.sampled_from([1, 2, 3, 5, 40]), st.sampled_from([1, 2, 3, 63, 64, 65, 130]))
 
 
@@ -21,11 +19,6 @@ def scene(seed, size, count):
     ids = random_ids(rng, *size, rng.choice([1, 3, 12]), count + 1).astype(np.int32)
     ids[rng.random(size) < 0.01] = rng.choice([-1, -(2**31), 2**31 - 1, count])
     return rng, ids, rng.integers(0, 256, (count, 3), np.uint8), rng.random(count) < 0.7
-
-
-def draw(form, *arguments):
-    with mock.patch.object(library, "functions", form if form is not reference else None):
-        return segments.overlay(*arguments)
 
 
 @settings(max_examples=100)
@@ -44,11 +37,11 @@ def test_overlays(seed, size, shown, count, same, share):
     rows, columns = (nearest_index(old, new).astype(np.int64) for old, new in zip(size, (height, width)))
     more = (None if same else columns, colors, outlined, share)
     before = photo.copy()
-    wanted = draw(reference, photo, ids, rows, *more)
+    found, wanted = by_c_and_numpy(segments.overlay, photo, ids, rows, *more)
+    assert np.array_equal(found, wanted)
     cut = int(rng.integers(0, height + 1))
-    for form in FORMS:
-        assert np.array_equal(draw(form, photo, ids, rows, *more), wanted)
-        bands = [draw(form, photo[part], ids, rows[part], *more) for part in (slice(0, cut), slice(cut, height))]
+    parts = [(photo[part], ids, rows[part], *more) for part in (slice(0, cut), slice(cut, height))]
+    for bands in zip(*(by_c_and_numpy(segments.overlay, *part) for part in parts)):
         assert np.array_equal(np.concatenate(bands), wanted)
     assert np.array_equal(photo, before)
 
@@ -72,9 +65,8 @@ def test_rows_of_a_png(seed, size, mapped):
     ids = ids if mapped else rng.integers(0, 1 << 24, size, np.int32)
     wanted = np.append(values, 0)[np.where((ids >= 0) & (ids < 9), ids, 9)] if mapped else ids
     cut = int(rng.integers(0, size[0] + 1))
-    for form in FORMS:
-        parts = form.png_rows(ids[:cut], None, values), form.png_rows(ids[cut:], ids[cut - 1] if cut else None, values)
-        filtered = np.concatenate(parts)
+    parts = [(ids[:cut], None, values), (ids[cut:], ids[cut - 1] if cut else None, values)]
+    for filtered in map(np.concatenate, zip(*(by_c_and_numpy(segments.png_rows, *part) for part in parts))):
         assert (filtered[:, 0] == 2).all()
         channels = np.cumsum(filtered[:, 1:], 0, dtype=np.uint8).reshape(*size, 3).astype(int)
         assert np.array_equal(channels @ [1, 256, 65536], wanted)

@@ -5,11 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.idmap_calls import by_c_and_numpy
 
-from seamseg.maps.idmaps import library, reference, segments
+from seamseg.maps.idmaps import library, segments
 from seamseg.ops.labels import count_labels, extract_boxes, fill_free, paste_masks_into
-
-FORMS = [library.functions, reference]
 
 
 def detections(seed, size, count):
@@ -28,12 +27,16 @@ def test_pasting(seed, size, count, keep_empty):
     masks, boxes = detections(seed, size, count)
     wanted = torch.zeros(size, dtype=torch.int32)
     kept = paste_masks_into(wanted, torch.from_numpy(masks), torch.from_numpy(boxes), 0.5, 1, keep_empty)
-    for form in FORMS:
+
+    def pasted():
         ids = np.zeros(size, np.int32)
-        assert np.array_equal(form.paste_masks(ids, masks, boxes, 0.5, keep_empty), kept.numpy())
+        return segments.paste_masks(ids, masks, boxes, 0.5, keep_empty), ids
+
+    for found, ids in by_c_and_numpy(pasted):
+        assert np.array_equal(found, kept.numpy())
         assert np.array_equal(ids, wanted.numpy())
     for mask, box in zip(masks, boxes):
-        (crop, region), other = (form.paste_mask(mask, box, size) for form in FORMS)
+        (crop, region), other = by_c_and_numpy(segments.paste_mask, mask, box, size)
         assert region == other[1]
         assert np.array_equal(crop, other[0])
         assert crop.dtype == other[0].dtype == bool
@@ -50,23 +53,25 @@ def test_counting_filling_and_measuring(seed, size, count):
     wanted = torch.from_numpy(ids.copy())
     labels = torch.from_numpy(classes)
     free, everywhere = count_labels(labels, 256, wanted), count_labels(labels, 256)
-    assert segments.count_classes(classes, ids).tolist() == free.tolist()
     fill_free(wanted, labels, torch.from_numpy(table).long())
-    for form in FORMS:
-        assert form.count_classes(classes, ids).tolist() == free.tolist()
-        assert form.count_classes(classes, None).tolist() == everywhere.tolist()
+
+    def measured():
         filled = ids.copy()
-        form.fill_free(filled, classes, table)
+        segments.fill_free(filled, classes, table)
+        counts = segments.count_classes(classes, ids), segments.count_classes(classes)
+        return counts, filled, segments.areas_and_boxes(filled, count)
+
+    for counts, filled, (areas, boxes) in by_c_and_numpy(measured):
+        assert [c.tolist() for c in counts] == [free.tolist(), everywhere.tolist()]
         assert np.array_equal(filled, wanted.numpy())
-        areas, boxes = form.areas_and_boxes(filled, count)
         assert areas.tolist() == count_labels(wanted, count).tolist()
         assert boxes.tolist() == extract_boxes(wanted, count).tolist()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_parts_of_larger_arrays(form, monkeypatch):
+@pytest.mark.parametrize("functions", [library.functions, None])
+def test_parts_of_larger_arrays(functions, monkeypatch):
     """Arrays need not be contiguous; results are written into them."""
-    monkeypatch.setattr(library, "functions", None if form is reference else form)
+    monkeypatch.setattr(library, "functions", functions)
     masks, boxes = detections(4, (30, 40), 3)
     whole = np.zeros((30, 80), np.int32)
     segments.paste_masks(whole[:, ::2], masks, boxes, 0.5)

@@ -5,13 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.idmap_calls import by_c_and_numpy
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.maps.idmaps import library, reference, upsampled
+from seamseg.maps.idmaps import reference, upsampled
 from seamseg.maps.idmaps.reference import Axis
-
-FORMS = [library.functions, reference]
 
 
 @st.composite
@@ -31,22 +30,27 @@ def random_logits(seed, count, cells):
     return logits, rng.uniform(0.1, 1, count).astype(np.float32)
 
 
+def equal_masks(*arguments):
+    found, other = by_c_and_numpy(upsampled.best_masks, *arguments)
+    for part in vars(found):
+        assert np.array_equal(getattr(found, part), getattr(other, part))
+        assert getattr(found, part).dtype == getattr(other, part).dtype
+    return found
+
+
 @settings(max_examples=100)
 @given(st.integers(0, 10**6), st.integers(0, 7), images())
 def test_the_same_bits(seed, count, sizes):
     cells, padded, size, native = sizes
     logits, scores = random_logits(seed, count, cells)
-    axes = [Axis.of(*lengths) for lengths in zip(cells, padded, size, native)]
-    (numbers, areas), (other, other_areas) = (form.best_masks(logits, scores, *axes) for form in FORMS)
-    assert numbers.dtype == other.dtype == np.int16
-    assert np.array_equal(numbers, other)
-    assert np.array_equal(areas, other_areas)
-    assert np.array_equal(areas[2], np.bincount(numbers.ravel(), minlength=count + 1)[1:])
-    assert (areas[0] >= areas[2]).all()
-    assert (areas[1] >= areas[2]).all()
-    assert np.array_equal(*(form.mask_boxes(logits, *axes) for form in FORMS))
+    found = equal_masks(logits, scores, padded, size, native)
+    assert found.numbers.dtype == np.int16
+    assert np.array_equal(found.segment_areas, np.bincount(found.numbers.ravel(), minlength=count + 1)[1:])
+    assert (found.mask_areas >= found.segment_areas).all()
+    assert (found.original_areas >= found.segment_areas).all()
+    assert np.array_equal(*by_c_and_numpy(upsampled.mask_boxes, logits, padded, size))
     if count:
-        classes = [form.best_classes(logits, *axes) for form in FORMS]
+        classes = by_c_and_numpy(upsampled.best_classes, logits, padded, size)
         assert np.array_equal(*classes)
         assert classes[0].dtype == classes[1].dtype == np.uint8
 
@@ -87,11 +91,7 @@ def test_classes_and_boxes_are_those_of_torch(seed, count, sizes):
 def test_wide_images_and_many_masks():
     """Strips of columns, and more labels than a byte has."""
     logits, scores = random_logits(1, 300, (3, 40))
-    axes = [Axis.of(3, 12, 12, 5), Axis.of(40, 160, 150, 1700)]
-    one, other = (form.best_masks(logits, scores, *axes) for form in FORMS)
-    assert np.array_equal(one[0], other[0])
-    assert np.array_equal(one[1], other[1])
-    assert one[0].max() > 256
+    assert equal_masks(logits, scores, (12, 160), (12, 150), (5, 1700)).numbers.max() > 256
 
 
 def test_not_a_number_belongs_to_no_mask():

@@ -20,7 +20,7 @@ from seamseg.cli.main import main
 from seamseg.maps.evaluation.record import IMAGES, SUMMARY
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.maps.formats.id_png import read_id_png
-from seamseg.maps.idmaps.resize import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.report import find_evaluation
 from seamseg.maps.report.build import select_extremes
 from seamseg.maps.report.images import encode_index_map

@@ -9,7 +9,7 @@ from seamseg.inference.results.detections import Detection
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.maps.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
 from seamseg.maps.visualize.detections import draw_detections
-from seamseg.maps.visualize.palette import class_colors, text_color, voc_color
+from seamseg.maps.visualize.overlay import class_colors, text_color, voc_color
 
 DATA = Path(__file__).parents[2] / "golden"
 

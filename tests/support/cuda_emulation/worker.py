@@ -86,7 +86,7 @@ def main() -> None:
     libraries = sys.argv[1:]
     copies = define_copies() if libraries else []
     if libraries:
-        maps.functions = maps.Library(libraries.pop(0))
+        maps.functions = maps.load(libraries.pop(0))
         for library in libraries:
             torch.ops.load_library(library)
         torch.use_deterministic_algorithms(True)  # memory that is not initialised is full of NaN
