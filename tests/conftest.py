@@ -28,7 +28,7 @@ LONG = (
     # of slow tests
     "ops/test_build",
     "ops/test_cuda_emulation",
-    "benchmarks/test_gpu_rehearsal",
+    "benchmarks/test_gpu",
     "benchmarks/test_smallest_forms",
     "test_testing",
     "training/test_compiled",

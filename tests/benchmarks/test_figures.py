@@ -65,18 +65,12 @@ def record(step, results, status="done"):
     return {"step": step, "status": status, **said, "kernels": {"CPU": "loaded", "GPU": "loaded"}}
 
 
-def some_results():
-    """Two done, one failed."""
-    rows = [
-        {"side": "plain", "seconds": 1.0, "speed_ratio": 1.0, "peak_mib": 9000.0, "peak_ratio": 1.0, "of_ceiling": 0.1},
-        {"side": "fast", "seconds": 0.25, "speed_ratio": 4.0, "peak_mib": 4500.0, "peak_ratio": 0.5, "of_ceiling": 0.4},
-    ]
-    fused = {"case": "fuse + to_result", "ours_ms": 2.5, "peer": "p", "peer_ms": 9.0}
-    return {
-        "train_step": record("train_step", {"rows": rows}),
-        "ops.failed": record("ops", {"reason": "exit code 1"}, "failed"),
-        "fusion": record("fusion", {"rows": [fused]}),
-    }
+FAST = {"side": "fast", "seconds": 0.25, "speed_ratio": 4.0, "peak_mib": 4500.0, "peak_ratio": 0.5, "of_ceiling": 0.4}
+RESULTS = {
+    "train_step": record("train_step", {"rows": [FAST]}),
+    "ops.failed": record("ops", {"reason": "exit code 1"}, "failed"),
+    "fusion": record("fusion", {"rows": [{"case": "fuse + to_result", "ours_ms": 2.5, "peer": "p", "peer_ms": 9.0}]}),
+}
 
 
 def test_the_tables_are_those_of_the_results():
@@ -92,13 +86,13 @@ def test_tables_follow_the_results_and_go_back(tmp_path):
     gpu_tables.write({}, documents)
     before = {name: (documents / name).read_text() for name in DOCUMENTS}
     assert all("not yet" in text for text in before.values())
-    assert set(gpu_tables.write(some_results(), documents)) == DOCUMENTS
+    assert set(gpu_tables.write(RESULTS, documents)) == DOCUMENTS
     state = (documents / "benchmarks/results/README.md").read_text()
     assert "| >= 4.2 times | 4.00 times (fast), missed (NVIDIA H200, 2026-11-22) |" in state
     assert "| <= 0.48 times | 0.50 times (fast), missed (NVIDIA H200, 2026-11-22) |" in state
     assert "| <= 2 ms | 2.50 ms, missed (NVIDIA H200, 2026-11-22) |" in state
     assert "| >= 100 images/s | **not yet** |" in state
     assert "**failed** (2026-11-22, NVIDIA H200): exit code 1" in state
-    assert gpu_tables.write(some_results(), documents) == []
+    assert gpu_tables.write(RESULTS, documents) == []
     gpu_tables.write({}, documents)
     assert {name: (documents / name).read_text() for name in DOCUMENTS} == before

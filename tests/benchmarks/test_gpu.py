@@ -1,9 +1,11 @@
-"""benchmarks/gpu.py on a CPU: what it writes, skips, repeats and keeps of failures."""
+"""benchmarks/gpu.py in its smallest form on a CPU, in a copy of the clone: its steps, and the evidence of failures."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -12,74 +14,90 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import gpu
 import gpu_machine
 import gpu_steps
+from gpu_steps import STEPS
 
 ROOT = Path(__file__).parents[2]
-
-
-class Bench:
-    """A session without a GPU, and steps in it."""
-
-    def __init__(self, folder, machine):
-        self.out, self.machine = folder / "out", machine
-        self.session = gpu.Session(machine, self.out)
-
-    def run(self, function):
-        """Return the record of a step of this function, its name in the results, and whether it is done."""
-        step = gpu_steps.Step("ops", "a step", 1, (), function)
-        self.session.run(step, 60)
-        records = json.loads((self.out / "cpu_small.json").read_text())
-        assert records == json.loads((gpu.STATE / "cpu_small.json").read_text())
-        (key,) = records
-        return records[key], key, gpu.Session(self.machine, self.out).is_done(step)
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """Made once: its facts come from processes that load torch."""
-    return gpu_machine.Machine("cpu", True, tmp_path_factory.mktemp("machine"))
+ON_A_GPU = {"build", "sanitizer", "tests"}
+PYTHON = os.environ.get("SEAMSEG_OLDEST_PYTHON", sys.executable)
+"""May be one with the oldest supported torch and torchvision, and with what the tests need."""
 
 
 @pytest.fixture
-def bench(tmp_path, machine, monkeypatch):
-    monkeypatch.setattr(gpu, "STATE", tmp_path / "state")
-    return Bench(tmp_path, machine)
+def clone(tmp_path):
+    """A copy, with the compiled kernels: its state and documents are its own, and errors can be put into it."""
+    ignored = shutil.ignore_patterns("__pycache__", "_generated")
+    for name in ("benchmarks", "configs", "csrc", "docs", "examples", "seamseg", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    for name in ("README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def rehearse(clone, *words, python=sys.executable):
+    """Run it; return the finished process, the records and the logs."""
+    command = [python, "benchmarks/gpu.py", "--device", "cpu", "--small", "--out", "results", *words]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=3000)
+    with zipfile.ZipFile(clone / "results/cpu_small_logs.zip") as file:
+        logs = {name: file.read(name).decode() for name in file.namelist()}
+    return done, json.loads((clone / "results/cpu_small.json").read_text()), logs
+
+
+def put_in(path, place, code):
+    """Put code in front of a line of a file."""
+    text = path.read_text()
+    assert text.count(place) == 1, place
+    path.write_text(text.replace(place, code + place))
 
 
 @pytest.mark.slow
-def test_a_step_leaves_its_results_and_where_they_are_from(bench, monkeypatch):
-    def answer(machine, seconds):
-        return {"answer": seconds}
-
-    found, name, done = bench.run(answer)
-    assert (name, done, found["results"]) == ("ops", True, {"answer": 60})
-    assert (found["status"], found["device"], found["small"]) == ("done", "cpu", True)
-    assert {"torch", "cuda", "commit", "kernels", "digest", "date", "seconds"} <= found.keys()
-    step = gpu_steps.Step("ops", "a step", 1, (), answer)
-    for key, other in (("device", "NVIDIA H100"), ("small", False), ("kernels", {"GPU": "missing"}), ("torch", "2.9")):
-        with monkeypatch.context() as change:
-            change.setitem(bench.machine.facts, key, other)
-            assert not bench.session.is_done(step)
-    assert bench.session.is_done(step)
-    assert not bench.session.is_done(gpu_steps.Step("ops", "another", 1, (), lambda machine, seconds: {}))
+def test_all_steps(clone):
+    done, records, logs = rehearse(clone, python=PYTHON)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    wanted = {name: "needs a GPU" if name in ON_A_GPU else "done" for name in STEPS}
+    assert {name: record["status"] for name, record in records.items()} == wanted
+    assert {record["kernels"]["CPU"] for record in records.values()} == {"loaded"}
+    assert json.loads((clone / "build/gpu/cpu_small.json").read_text()) == records
+    assert sorted(name[4:-4] for name in logs) == sorted(set(STEPS) - {"build", "sanitizer"})
+    assert "nothing remains\ntables: no table changes\n" in done.stdout
+    again, after, _ = rehearse(clone, python=PYTHON)
+    assert again.stdout.count("done before") == len(STEPS)
+    assert after == records
 
 
 @pytest.mark.slow
-def test_a_step_that_times_out_leaves_its_output(bench):
-    """`test_gpu_rehearsal.py` has steps that fail or are killed."""
-    code = "print('some words', flush=True); import time; time.sleep(60)"
-    found, name, done = bench.run(lambda m, seconds: m.call([sys.executable, "-c", code], 5) and {})
-    assert (name, done, found["status"]) == ("ops.failed", False, "timed out")
-    assert (found["results"], found["output"]) == ({"reason": "no end after 5 s"}, ["some words"])
-    assert bench.session.timed_out(gpu_steps.STEPS["ops"])
-    # and once it works, the failure is gone, but not its log
-    assert bench.run(lambda m, seconds: {"lines": m.call(["echo", "well"], 9)})[1] == "ops"
-    with zipfile.ZipFile(bench.out / "cpu_small_logs.zip") as file:
-        first, second = (file.read(name) for name in file.namelist())
-    assert first.endswith(b"some words\n")
-    assert second == b"$ echo well\nwell\n"
+def test_failures_leave_their_evidence(clone):
+    """A launch error of one operator, a compiler error of one variant, a step that is killed."""
+    with (clone / "seamseg/ops/__init__.py").open("a") as file:
+        file.write(
+            "import sys, torch\n"
+            "def _refused(*arguments):\n"
+            "    raise RuntimeError('CUDA error: match_kernel: invalid configuration argument')\n"
+            "if sys.argv[0].endswith('operators.py'):\n"
+            "    _injected = torch.library.Library('seamseg', 'IMPL')\n"
+            "    _injected.impl('nms_fixed', _refused, 'CPU', allow_override=True)\n"
+        )
+    error = "    if net.body.checkpoint:\n        raise RuntimeError('inductor: CppCompileError')\n"
+    put_in(clone / "seamseg/training/run.py", "    net.compile_parts(backend)\n", error)
+    killed = "    import os\n    print('half of it', flush=True)\n    os.kill(os.getpid(), 9)\n"
+    put_in(clone / "benchmarks/fusion.py", "    report(cases(", killed)
+    done, records, logs = rehearse(clone, "--steps", "ops,train_step_compiled,fusion")
+    assert done.returncode == 1
+    assert "remain: build, throughput, train_step" in done.stdout
+    assert {name: record["status"] for name, record in records.items()} == {
+        f"{name}.failed": "failed" for name in ("ops", "train_step_compiled", "fusion")
+    }
+    found = records["ops.failed"]["results"]["kernels"]
+    assert found["operators"]["nms"]["compared"] > 0
+    assert "match_kernel: invalid configuration argument" in found["operators"]["nms_fixed"]["failures"][0]
+    found = records["train_step_compiled.failed"]["results"]
+    assert [row["side"] for row in found["rows"]] == ["plain", "fast, not compiled"]
+    assert "RuntimeError: inductor: CppCompileError" in found["failed"]["checkpointed"]
+    assert "CppCompileError" in logs["002_train_step_compiled.log"]
+    assert records["fusion.failed"]["results"]["reason"] == "exit code -9"
+    assert "half of it" in records["fusion.failed"]["output"]
 
 
 def test_an_edit_repeats_only_the_steps_it_concerns(tmp_path, monkeypatch):
@@ -107,12 +125,3 @@ def test_an_edit_repeats_only_the_steps_it_concerns(tmp_path, monkeypatch):
         after = {name: step.digest() for name, step in gpu_steps.STEPS.items()}
         assert {name for name in after if after[name] != before[name]} == concerned, path
         before = after
-
-
-def test_the_first_steps_fit_into_six_and_a_half_minutes():
-    """With prebuilt kernels, even if each uses its limit up; the rest is for what comes between them."""
-    first = list(gpu_steps.STEPS.values())[1:8]
-    assert [step.name for step in first] == [
-        *("throughput", "train_step", "profile", "fusion", "ops", "parity", "tests"),
-    ]
-    assert sum(step.minutes for step in first) <= 6.2

@@ -1,8 +1,4 @@
-"""Run a fuzzer: `python tests/fuzz TARGET [libFuzzer options]`, with atheris installed; see targets.py.
-
-SEAMSEG_FUZZ_MAPS is another build of `csrc/maps`. If it is made by clang with `-fsanitize=address,fuzzer-no-link`, and
-atheris's `asan_with_fuzzer.so` is in LD_PRELOAD, its branches count as well, and wrong accesses are found.
-"""
+"""Run a fuzzer: `python tests/fuzz TARGET [libFuzzer options]`, with atheris installed; see targets.py."""
 
 import os
 import sys
@@ -34,8 +30,6 @@ def main() -> None:
             # imports of the readers happen in their first calls
             for data in targets.corpus(name).values():
                 targets.attempt(name, data, folder)
-        if maps := os.environ.get("SEAMSEG_FUZZ_MAPS"):
-            targets.use_maps(maps)
         if not any(Path(option).exists() for option in options):
             (seeds := folder / "corpus").mkdir()
             for key, data in targets.corpus(name).items():

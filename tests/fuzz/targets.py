@@ -2,12 +2,11 @@
 
 A reader returns or raises a SeamsegError, within `MEMORY_BYTES`. Where there are two
 implementations, they agree. Inputs are the files themselves, or files without what a random change would break and
-hide all else: the checksums and compression of PNGs, the checksums of tar headers.
+hide all else: the checksums and compression of PNGs.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -37,7 +36,6 @@ from seamseg.maps.formats import id_png
 from seamseg.maps.formats.cityscapes.instance_files import read_instance_list
 from seamseg.maps.formats.id_png import read_id_runs
 from seamseg.maps.formats.metadata import pack_metadata, parse_metadata
-from seamseg.maps.idmaps import library
 from seamseg.maps.images import image_size, open_image, open_mask
 from seamseg.maps.prepare import coco_instances, panoptic
 from seamseg.maps.prepare.annotation_tools import prepare_cvat, prepare_label_studio
@@ -63,18 +61,9 @@ class Violation(AssertionError):
 
 
 def attempt(name: str, data: bytes, folder: Path) -> None:
-    """Give an input to a target.
+    """Give an input to a target, in a folder of :func:`write_files`; other files in it are replaced.
 
-    Parameters
-    ----------
-    name : of the target
-    data : the input
-    folder : prepared by :func:`write_files`; other files in it are replaced
-
-    Raises
-    ------
-    Violation, or any other exception
-        if the reader raises another error than a SeamsegError, or needs too much
+    Raises Violation, or any other exception, if the reader raises another error than a SeamsegError, or needs too much.
     """
     memory = _peak()
     with refusing():
@@ -241,23 +230,9 @@ def coco_objects(data: bytes, folder: Path) -> None:
 
 
 def tar(data: bytes, folder: Path) -> None:
-    """A tar file, see :func:`packed_tar`."""
-    path = _written(folder / "a.tar", packed_tar(data))
+    path = _written(folder / "a.tar", data)
     with suppress(OSError, ValueError, tarfile.TarError), tarfile.open(path, tarinfo=LimitedTarInfo) as file:
         list(file)
-
-
-def packed_tar(data: bytes) -> bytes:
-    """Make a tar file: bits of the first byte: 1 correct the checksums of the headers, 2 compress."""
-    flags, file, at = data[0] if data else 0, bytearray(data[1:]), 0
-    while flags & 1 and at + 512 <= len(file):
-        block = file[at : at + 512]
-        if any(block):
-            block[148:156] = b" " * 8
-            file[at + 148 : at + 156] = b"%06o\0 " % sum(block)
-        size = bytes(block[124:136]).strip(b" \0")
-        at += 512 + (-(-int(size, 8) // 512) * 512 if size.isdigit() and not set(size) & set(b"89") else 0)
-    return gzip.compress(bytes(file), 1) if flags & 2 else bytes(file)
 
 
 def archive(data: bytes, folder: Path) -> None:
@@ -271,10 +246,6 @@ def archive(data: bytes, folder: Path) -> None:
 
 
 def safetensors(data: bytes, folder: Path) -> None:
-    """Weights: a first byte of 1 is replaced by the length of the header, which ends with a zero byte."""
-    if data[:1] == b"\1":
-        header, _, rest = data[1:].partition(b"\0")
-        data = struct.pack("<Q", len(header)) + header + rest
     load_tensors(_written(folder / "a.safetensors", data), "a.safetensors")
 
 
@@ -322,22 +293,18 @@ def label_studio(data: bytes, folder: Path) -> None:
     _convert(folder, lambda out: prepare_label_studio(out, given, folder / "classes.json", _QUIET))
 
 
-def labelme(data: bytes, folder: Path) -> None:
+def labelme(data: bytes, folder: Path, extension: str = ".json") -> None:
     """The file of labelme of an image."""
-    _polygons(data, folder, ".json")
-
-
-def yolo(data: bytes, folder: Path) -> None:
-    """The polygons of YOLO of an image."""
-    _polygons(data, folder, ".txt")
-
-
-def _polygons(data: bytes, folder: Path, extension: str) -> None:
     labels = folder / extension[1:]
     labels.mkdir(exist_ok=True)
     _written(labels / f"1{extension}", data)
     given = {"a": (str(folder / "photos"), str(labels))}
     _convert(folder, lambda out: prepare_folders(out, given, folder / "classes.json", options=_QUIET))
+
+
+def yolo(data: bytes, folder: Path) -> None:
+    """The polygons of YOLO of an image."""
+    labelme(data, folder, ".txt")
 
 
 def _convert(folder: Path, prepare: Callable[[Path], Any]) -> None:
@@ -372,13 +339,5 @@ CORPUS = Path(__file__).parent / "corpus"
 
 def corpus(name: str) -> dict[str, bytes]:
     """Return the inputs of a target that are kept, by name."""
-    path = CORPUS / f"{name}.zip"
-    if not path.exists():
-        return {}
-    with zipfile.ZipFile(path) as file:
+    with zipfile.ZipFile(CORPUS / f"{name}.zip") as file:
         return {entry: file.read(entry) for entry in file.namelist()}
-
-
-def use_maps(path: str) -> None:
-    """Read maps with another build of `csrc/maps`."""
-    library.functions = library.load(path)

@@ -1,13 +1,17 @@
-"""Work in threads and processes: what happens to work that has started when an iteration ends early."""
+"""Work in threads and processes: what happens to it when an iteration ends early, or a parent is killed."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+import time
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
+from seamseg.data.loader import BatchLoader, begin_worker
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import MAX_WORKERS, available_cores, parallel_map, share_cores, threaded_map
 
@@ -76,3 +80,51 @@ def test_processes_that_cannot_be_started(monkeypatch):
     for worker in set(multiprocessing.active_children()) - set(others):
         worker.join(MINUTE)
         assert not worker.is_alive()
+
+
+class _Endless(torch.utils.data.IterableDataset):
+    """Soon its workers wait for a reader of what they have made."""
+
+    def __iter__(self):
+        while True:
+            yield bytes(1 << 20)
+
+
+def _wait(number: int) -> int:
+    time.sleep(60 if number else 0)
+    return number
+
+
+def _start_workers(kind: str, started: Connection) -> None:
+    if kind == "map":
+        results = parallel_map(_wait, range(3), 2)
+    else:
+        results = iter(BatchLoader(_Endless(), batch_size=None, num_workers=2, worker_init_fn=begin_worker))
+    next(results)
+    started.send(None)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("kind", ["map", "loader"])
+def test_workers_end_with_a_killed_parent(kind):
+    context = multiprocessing.get_context("fork")
+    messages, started = context.Pipe(duplex=False)
+    parent = context.Process(target=_start_workers, args=(kind, started))
+    parent.start()
+    started.close()
+    messages.recv()
+    parent.kill()
+    parent.join()
+    # each worker has a copy of the other end
+    assert messages.poll(2), "workers are alive"
+    with pytest.raises(EOFError):
+        messages.recv()
+
+
+def test_workers_outlive_the_thread_that_has_started_them():
+    results = parallel_map(str, range(9), 2)
+    first: list[str] = []
+    thread = threading.Thread(target=lambda: first.append(next(results)))
+    thread.start()
+    thread.join()
+    assert [*first, *results] == list("012345678")

@@ -25,7 +25,6 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         (iter(range(5)), {"total": 5}, ["5/5 ("]),
         ([], {"desc": "images"}, []),
     ],
-    ids=["known length", "unknown length", "given length", "nothing"],
 )
 def test_fast_work_is_one_line(items, options, shown, capsys: pytest.CaptureFixture[str]) -> None:
     list(progress(items, **options))
