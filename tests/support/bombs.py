@@ -81,7 +81,6 @@ def state_sizes(path: Path, size: int, packed: int | None = None) -> Path:
 
 
 def lossless_webp(width: int, height: int) -> bytes:
-    """A WebP image of one colour, 34 bytes."""
     fields = [(width - 1, 14), (height - 1, 14), (0, 7), *[(1, 4)] * 5]  # a code of one symbol for each channel
     number = at = 0
     for value, bits in fields:

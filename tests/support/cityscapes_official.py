@@ -46,7 +46,6 @@ def _pairs(module: Any, args: Any, gt: Path, ending: str, swapped: bool) -> tupl
 
 
 def pixel_level(gt: Path, results: Path, work: Path) -> dict[str, Any]:
-    """Scores of label id PNGs."""
     tool = _tool("evalPixelLevelSemanticLabeling")
     args = copy.copy(tool.args)
     args.predictionPath, args.predictionWalk, args.JSONOutput, args.quiet = str(results), None, False, True

@@ -89,7 +89,6 @@ def blob(rng: np.random.Generator, ids: np.ndarray, size: int) -> np.ndarray:
 
 
 def disturbed(rng: np.random.Generator, ids: np.ndarray) -> np.ndarray:
-    """Disturb a map like an imperfect prediction."""
     out = np.roll(ids, tuple(rng.integers(-2, 3, 2).tolist()), (0, 1))
     for value in np.unique(out):
         draw = rng.random()
@@ -103,7 +102,6 @@ def disturbed(rng: np.random.Generator, ids: np.ndarray) -> np.ndarray:
 
 
 def labels_of(ids: np.ndarray) -> np.ndarray:
-    """Label ids of a map of `instanceIds`."""
     return np.where(ids < 1000, ids, ids // 1000)
 
 
@@ -141,6 +139,5 @@ def write_panoptic(folder: Path, stem: str, guess: np.ndarray) -> dict[str, obje
 
 
 def save(path: Path, values: np.ndarray) -> None:
-    """Write an image of one channel."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(values).save(path)

@@ -45,7 +45,6 @@ def make_class_folders(root: Path, train: int = 4, val: int = 3) -> Path:
 
 
 def write_config(path: Path, **changes: dict[str, Any]) -> Path:
-    """:data:`CONFIG` with changed keys, by section."""
     path.write_text(json.dumps({name: {**keys, **changes.get(name, {})} for name, keys in CONFIG.items()}))
     return path
 

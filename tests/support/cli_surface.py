@@ -22,7 +22,6 @@ def surface() -> dict[str, Any]:
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of the commands below a parser."""
     return next((dict(a.choices) for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
 
 

@@ -122,7 +122,6 @@ class DepthHead(Head):
 
 
 def forget(module: str) -> None:
-    """Remove the components of a module, as in a process that has not imported it."""
     for key in [key for key, component in components._REGISTERED.items() if component.module == module]:
         del components._REGISTERED[key]
 

@@ -65,7 +65,6 @@ class Guesser(StandIn):
     """
 
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction]:
-        """As `PanopticNet.predict`."""
         return [self._guess(image) for image in images]
 
     def _guess(self, image: torch.Tensor) -> Prediction:

@@ -41,12 +41,10 @@ def detector(kind: str = "panoptic", *overrides: str) -> PanopticNet:
 
 
 def read_package_metadata(path: Path) -> ExportedMetadata:
-    """What a package states, without loading it."""
     return ExportedMetadata.from_json(_stated(path)[METADATA_KEY], str(path))
 
 
 def classifier() -> Classifier:
-    """A small classifier of 7 classes, in evaluation mode."""
     torch.manual_seed(0)
     body = build_narrow("resnet50", InPlaceABN, classes=7, keep_outputs=False).eval()
     randomise(body)
@@ -62,7 +60,6 @@ def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> Ex
 
 
 def winograd_net(monkeypatch: pytest.MonkeyPatch) -> ExportNet:
-    """A small semantic network for export as commands build it: its convolutions use Winograd's method."""
     # those of small networks have too few channels and tiles to be faster
     monkeypatch.setattr("seamseg.ops.winograd.LEAST_CHANNELS", 16)
     monkeypatch.setattr("seamseg.ops.winograd._LEAST_WORK", 0)

@@ -29,7 +29,6 @@ class Repo:
     revisions: dict[str, str] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
-        """Add files to a branch."""
         before = self.commits.get(self.revisions.get(branch, ""), {})
         content = {**before, **files}
         digest = hashlib.sha1(repr((len(self.commits), sorted(content.items()))).encode()).hexdigest()
@@ -37,7 +36,6 @@ class Repo:
         return digest
 
     def find(self, revision: str) -> str | None:
-        """The commit of a branch, tag or commit."""
         return revision if revision in self.commits else self.revisions.get(revision)
 
 
@@ -51,12 +49,10 @@ class FakeHub:
     failure: int = 0
 
     def publish(self, name: str, folder: Path) -> str:
-        """Add the files of a folder to the main branch; the commit."""
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
         return self.repos.setdefault(name, Repo()).commit(files)
 
     def fetched(self) -> set[str]:
-        """Names of the files whose content was requested."""
         return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /.+/resolve/", line)}
 
 
@@ -176,7 +172,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
-    """The entry of a file in a listing."""
     oid = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
     return {"type": "file", "path": path, "size": len(data), "oid": oid}
 

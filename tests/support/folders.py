@@ -29,7 +29,6 @@ def segment_masks(root: Path) -> dict[str, set[tuple[str, int, bytes]]]:
 
 
 def listed(root: Path) -> int:
-    """Number of images in all lists of a dataset folder, which need not exist."""
     return sum(len(path.read_text().splitlines()) for path in root.glob("lst/*.txt"))
 
 

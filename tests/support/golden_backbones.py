@@ -24,7 +24,6 @@ _OUTPUT_LAYERS = ("classifier.fc", "cls")
 
 @cache
 def stored() -> dict:
-    """Cases, training steps, initialisations and checksums of the golden files."""
     return json.loads((DATA / "backbones.json").read_text())
 
 
@@ -43,7 +42,6 @@ def golden_state(name: str, network: nn.Module, arch: str | None = None) -> dict
 
 
 def load_golden(name: str, network: nn.Module, arch: str | None = None) -> nn.Module:
-    """Load the golden weights into a network and return it in evaluation mode."""
     network.load_state_dict(golden_state(name, network, arch))
     return network.eval()
 

@@ -21,7 +21,6 @@ def array(file: str, name: str) -> np.ndarray:
 
 
 def tensor(file: str, name: str) -> Tensor:
-    """The same as a fresh tensor."""
     return torch.from_numpy(array(file, name).copy())
 
 
@@ -31,12 +30,10 @@ def golden(name: str) -> Tensor:
 
 
 def names(prefix: str) -> list[str]:
-    """All arrays of that file whose name starts with a prefix."""
     return sorted(name for name in _file("ops").files if name.startswith(prefix))
 
 
 def has(file: str, name: str) -> bool:
-    """Whether the file has the array."""
     return name in _file(file).files
 
 
@@ -46,7 +43,6 @@ def numpy_permutation(n: int) -> Tensor:
 
 
 def crowd_mask_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """A bool mask, True inside any of some whole-pixel boxes."""
     mask = torch.zeros(size, dtype=torch.bool)
     for y0, x0, y1, x1 in boxes.int().tolist():
         mask[y0:y1, x0:x1] = True

@@ -36,7 +36,6 @@ def signals_at(steps: Collection[int], rank: int = 0, number: int = signal.SIGTE
 
 @contextmanager
 def spoiled_image(name: str, factor: float) -> Iterator[None]:
-    """Multiply the pixels of a training image."""
     item = PanopticDataset.__getitem__
 
     def spoiled(self, index):
@@ -76,6 +75,5 @@ def result(run: Path, name: str = "model_last.pth.tar") -> list:
 
 
 def loss_lines(run: Path) -> list[str]:
-    """Return the numbers of the log, without times."""
     lines = (run / "training.log").read_text().splitlines()
     return [re.sub(r"  [\d.]+ s/step.*", "", line[line.index("epoch ") :]) for line in lines if "  loss " in line]

@@ -23,7 +23,6 @@ def peak_of(command: Sequence[str], timeout: float = 600, **environment: str) ->
 
 
 def seamseg(*words: object) -> list[str]:
-    """Return the command line of a command of seamseg."""
     return [sys.executable, "-m", "seamseg", *map(str, words)]
 
 

@@ -53,8 +53,6 @@ TENSORBOARD = "callback tensorboard.enabled=yes"
 
 
 class _Narrow(Architecture):
-    """A body of four blocks with a hundredth of the work."""
-
     def channels(self, module: int) -> tuple[int, ...]:
         width = 8 if module == 2 else 16
         return width, width
@@ -69,13 +67,11 @@ def narrow_body() -> Iterator[None]:
 
 @pytest.fixture
 def narrow() -> Iterator[None]:
-    """:func:`narrow_body` for a test."""
     with narrow_body():
         yield
 
 
 def write_config(path: Path, norm: str = "syncbn", extra: str = "") -> Path:
-    """The INI file of the small network; `extra` is appended."""
     path.write_text(CONFIG.format(norm=norm) + extra)
     return path
 
@@ -128,19 +124,16 @@ def train(config: Path, data: Path, run: Path, *overrides: str, **options: Any) 
 
 @pytest.fixture
 def published_config() -> Callable[[str], Config]:
-    """The configuration of a published experiment by the name of its file."""
     return lambda name: load_config(Path(__file__).parents[2] / "configs" / f"{name}.ini")
 
 
 @pytest.fixture(scope="session")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four training and three validation images."""
     return make_dataset(tmp_path_factory.mktemp("micro"), [2, 1, 0, 3], [1, 2, 0])
 
 
 @pytest.fixture(scope="session")
 def micro_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its configuration."""
     return write_config(tmp_path_factory.mktemp("config") / "micro.ini")
 
 
@@ -155,7 +148,6 @@ def micro_run(micro: Path, micro_config: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def seamseg_main() -> Callable[..., int]:
-    """The command line, as a function of its arguments."""
     from seamseg.cli.main import main
 
     return lambda *words: main([str(word) for word in words])

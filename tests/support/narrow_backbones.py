@@ -18,7 +18,6 @@ class _NarrowResNet(Architecture):
 
 
 def narrow_networks():
-    """Make :data:`NARROW` small while the context is open."""
     stack = ExitStack()
     stack.enter_context(mock.patch.dict(RESNETS, resnet50=_NarrowResNet((1, 2, 1, 1), bottleneck=True)))
     stack.enter_context(
@@ -33,7 +32,6 @@ _WIDER_CHANNELS = ((6, 6), (8, 8), (10, 10), (10, 12), (6, 12, 24), (12, 12, 24)
 
 
 def build_narrow(name, norm, **options):
-    """Build a network of :data:`NARROW`."""
     with narrow_networks():
         return build_backbone(name, norm, **options)
 

@@ -79,14 +79,12 @@ def gradient_errors(
 
 
 def assert_below(errors: Mapping[str, float], largest: float, median: float) -> None:
-    """Check the largest and the median error."""
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] < largest, worst
     assert np.median(list(errors.values())) < median
 
 
 def part_of(batch: Batch, number: int) -> Batch:
-    """One image of a batch as a batch."""
     one = slice(number, number + 1)
     packed = (batch.images[one], batch.masks[one], batch.categories[one], batch.iscrowd[one], batch.boxes[one])
     return Batch(*packed, ids=batch.ids[one], original_sizes=batch.original_sizes[one])
@@ -95,7 +93,6 @@ def part_of(batch: Batch, number: int) -> Batch:
 def tiny_config(
     kind: str = "panoptic", mode: str = "bn", num_frozen: int = 0, overrides: tuple[str, ...] = ()
 ) -> Config:
-    """A network small enough to run many times."""
     text = TINY.format(mode=mode, num_frozen=num_frozen) + (TINY_SEMANTIC if kind == "panoptic" else "")
     return config_from_string(text, kind, overrides=overrides)
 
@@ -124,12 +121,10 @@ def narrow_module(*overrides: str, kind: str = "panoptic", mode: str = "bn", num
 
 @pytest.fixture(scope="session")
 def cityscapes() -> Config:
-    """The published Cityscapes experiment."""
     return load_config(CITYSCAPES)
 
 
 def load_golden(net: PanopticNet) -> PanopticNet:
-    """Fill a ResNet-50 network with the golden weights."""
     for part, state in golden_state().items():
         getattr(net, part).load_state_dict(state)
     return net
@@ -137,12 +132,10 @@ def load_golden(net: PanopticNet) -> PanopticNet:
 
 @pytest.fixture(scope="session")
 def golden_net(cityscapes: Config) -> PanopticNet:
-    """The golden network, in evaluation mode."""
     return load_golden(build_network(cityscapes, NUM_STUFF, NUM_THING)).eval()
 
 
 def golden_image(name: str, config: Config) -> torch.Tensor:
-    """A golden input, `3 x H x W`, normalised."""
     mean, std = (torch.tensor(v)[:, None, None] for v in (config.dataloader.rgb_mean, config.dataloader.rgb_std))
     return (tensor("inputs", f"{name}_resized_u8").permute(2, 0, 1).float() / 255 - mean) / std
 

@@ -60,7 +60,6 @@ def queries() -> tuple[np.ndarray, np.ndarray]:
 
 
 def record(kind: str = "panoptic", size: tuple[int, int] | None = None, **changes: Any) -> ExportedMetadata:
-    """What the file states."""
     ini = config_to_string(default_config(kind))
     free = {} if size else {"multiple": 32, "sides": (256, 4096)}
     return ExportedMetadata(kind, ini, CLASSES, size, **{**free, **changes})
@@ -116,10 +115,6 @@ def _write(path: Path, graph: Any, metadata: dict[str, str]) -> Path:
 
 
 def write_classifier(path: Path, crop: tuple[int, int] = (32, 32), scale: int = 64, free: bool = False) -> Path:
-    """Write a classifier of three classes, whose logits are the means of the channels of its input.
-
-    With `free`, the input has any size.
-    """
     from onnx import TensorProto, helper, numpy_helper
 
     classes = Metadata(0, 3, ["red", "green", "blue"], [(255, 0, 0), (0, 255, 0), (0, 0, 255)], [0, 1, 2])

@@ -42,7 +42,6 @@ def random_ids(rng, count):
 
 
 def segment(identity, category, iscrowd=False):
-    """A segment whose area is to be counted."""
     return {"id": int(identity), "category": int(category), "iscrowd": bool(iscrowd), "area": None}
 
 
@@ -122,10 +121,8 @@ def halves(rng):
 
 
 def infos(segments):
-    """The segments as `SegmentInfo`."""
     return [SegmentInfo(**s) for s in segments]
 
 
 def isthing(num_classes):
-    """Every other class is a thing."""
     return [c % 2 == 1 for c in range(num_classes)]

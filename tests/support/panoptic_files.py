@@ -21,15 +21,12 @@ from seamseg.maps.evaluation.record import MapFiles
 
 @dataclass(frozen=True)
 class Pair:
-    """Two JSONs and the folders of their PNGs."""
-
     gt_json: Path
     pred_json: Path
     gt_folder: Path
     pred_folder: Path
 
     def read(self):
-        """Contents of the two JSONs."""
         return json.loads(self.gt_json.read_text()), json.loads(self.pred_json.read_text())
 
     def read_single(self):
@@ -92,7 +89,6 @@ def _our_row(gt_json, pred_json, files):
 
 
 def hotcoco_scores(files):
-    """By hotcoco."""
     return [_hotcoco_row(*one, files) for one in [*files.read_single(), files.read()]]
 
 

@@ -9,12 +9,10 @@ STRATEGIES = (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zli
 
 
 def chunk(kind, content):
-    """Return a chunk of a PNG file."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def rgb_png(width, height, stream, depth=8):
-    """Return an RGB PNG file with a compressed stream, valid or not."""
     header = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", stream) + chunk(b"IEND", b"")
 

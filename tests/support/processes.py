@@ -40,7 +40,6 @@ def stderr_to(path: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -15,7 +15,6 @@ BLOCK = re.compile(r'<script type="application/json" class="(\w+)">(.*?)</script
 
 
 def blocks(page: Path) -> dict[str, list[Any]]:
-    """Read the JSON blocks of a page by their class."""
     found: dict[str, list[Any]] = {}
     for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         found.setdefault(kind, []).append(json.loads(text))
@@ -23,6 +22,5 @@ def blocks(page: Path) -> dict[str, list[Any]]:
 
 
 def decode_index_map(text: str, height: int, width: int, segments: int) -> np.ndarray:
-    """Decode an index map, `height x width`."""
     raw = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8 if segments <= 255 else "<u2")
     return np.bitwise_xor.accumulate(raw.reshape(height, width), axis=0)

@@ -12,17 +12,14 @@ from seamseg.structures import Things
 
 
 def rpn(**changes: Any) -> Rpn:
-    """The section `[rpn]`."""
     return replace(default_config().rpn, **changes)
 
 
 def roi(**changes: Any) -> Roi:
-    """The section `[roi]`."""
     return replace(default_config().roi, **changes)
 
 
 def sem(kind: str = "panoptic", **changes: Any) -> Sem:
-    """The section `[sem]` of a kind of network."""
     return replace(default_config(kind).sem, **changes)
 
 

@@ -50,12 +50,10 @@ CLASSES = Metadata(2, 1, ["sky", "road", "human--person"], [(70, 130, 180), (128
 
 
 def semantic_config(*overrides: str) -> Config:
-    """The configuration of the small network."""
     return config_from_string(SEMANTIC, overrides=overrides)
 
 
 def semantic_net(*overrides: str) -> SemanticNet:
-    """The small network with random weights and statistics, in evaluation mode."""
     torch.manual_seed(0)
     with narrow_body():
         net = build_network(semantic_config(*overrides), 2, 1)
@@ -74,7 +72,6 @@ def semantic_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def semantic_predictor(semantic_model: Path) -> Iterator:
-    """Return a predictor of it with some options."""
     import seamseg
 
     with narrow_body():

@@ -56,7 +56,6 @@ class RedNetwork(InferenceNetwork):
 
 
 def ready_network(classes: Metadata = CLASSES) -> RedNetwork:
-    """A network that does not wait."""
     network = RedNetwork(classes=classes)
     network.gate.set()
     return network
@@ -75,7 +74,6 @@ def photo(number: int = 0, red: int = 1, size: tuple[int, int] = (12, 20)) -> np
 
 
 def png(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    """An image as a file."""
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, kind, **options)
     return buffer.getvalue()
@@ -83,8 +81,6 @@ def png(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
 
 @dataclass
 class Answer:
-    """A response."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -96,8 +92,6 @@ class Answer:
 
 @dataclass
 class Client:
-    """Sends requests to a server."""
-
     port: int
     service: Service
     server: AppServer | None = None
@@ -120,7 +114,6 @@ class Client:
 
 @contextmanager
 def serving(predictor: Predictor[Any], grace: float = 10, name: str = "test.onnx", **options: Any) -> Iterator[Client]:
-    """Serve a predictor on a free port."""
     bound = bind("127.0.0.1", 0)
     service = Service(predictor, name, ServeOptions("model", **options))
     started = threading.Event()
@@ -141,7 +134,6 @@ def serving(predictor: Predictor[Any], grace: float = 10, name: str = "test.onnx
 
 
 def in_thread(function: Any, *args: Any, **options: Any) -> tuple[threading.Thread, list[Any]]:
-    """Call a function in a thread; its result is in the list when the thread has ended."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(function(*args, **options)))
     thread.start()

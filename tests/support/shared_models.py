@@ -20,7 +20,6 @@ CLASSES = Metadata(2, 1, ["sky", "road|street", "car"], [(70, 130, 180), (128, 6
 
 
 def config_of(kind: str, *overrides: str) -> Config:
-    """The configuration of a small network; the components that overrides name are trusted."""
     if kind == "semantic":
         return semantic_config()
     trusted = Path() if overrides else None

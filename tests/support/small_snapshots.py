@@ -14,8 +14,6 @@ from seamseg.utils.errors import InputError
 
 
 class Net(nn.Module):
-    """The parts of a network, each one layer."""
-
     def __init__(self, classes: int = 3, semantic: bool = True) -> None:
         super().__init__()
         self.body = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 1), bn=nn.BatchNorm2d(4)))

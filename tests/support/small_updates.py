@@ -37,7 +37,6 @@ def config_of(**values):
 
 
 def stepper_of(net: nn.Module, device: str = "cpu", world: World | None = None, **values) -> Stepper:
-    """The stepper of a network with these values of the configuration."""
     config, module = config_of(**values), nn.Module()
     module.net = net
     world = world or World(device=torch.device(device))
@@ -45,13 +44,10 @@ def stepper_of(net: nn.Module, device: str = "cpu", world: World | None = None, 
 
 
 def images(seed: int) -> Tensor:
-    """Four images of 3 x 6 x 6."""
     return torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
 class Step(NamedTuple):
-    """The result of a step."""
-
     loss: Tensor
     norm: Tensor
     skipped: Tensor
@@ -71,7 +67,6 @@ class Worker:
             self.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
 
     def loss(self, seed: int, factor: float = 1.0) -> Tensor:
-        """A loss that is never 0."""
         with autocast(self.config.general.precision, self.world.device):
             y = self.net.rpn_head(self.net.body(images(seed)))
         return (y.float() - 1).square().mean() * factor

@@ -30,14 +30,12 @@ ids = 255, 9
 
 
 def picture(path: Path, values: Any, dtype: type = np.uint8) -> Path:
-    """Write an array as an image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.asarray(values, dtype=dtype)).save(path)
     return path
 
 
 def photo(path: Path, size: tuple[int, int] = (8, 12), shade: int = 0) -> Path:
-    """Write a plain image of `(height, width)`."""
     return picture(path, np.full((*size, 3), shade))
 
 
@@ -61,7 +59,6 @@ def write_json(path: Path, content: Any) -> Path:
 
 
 def zip_of(folder: Path, archive: Path, method: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Pack the content of a folder."""
     with zipfile.ZipFile(archive, "w", method) as file:
         for path in sorted(folder.rglob("*")):
             if path.is_file():

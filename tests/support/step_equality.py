@@ -55,17 +55,14 @@ class Network:
             tensor.copy_(start * (3 if "roi_cls" in name or "roi_bbx" in name else 1) * (1 + noise))
 
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
-        """Take a step; the gradients of this process stay in the parameters."""
         self.begin(number)
         self.module.train()
         return self.stepper(batches, [0.0])
 
     def gradients(self) -> dict[str, Tensor]:
-        """A copy of the gradients by the name of the parameter."""
         return {n: p.grad.clone() for n, p in self.module.named_parameters() if p.grad is not None}
 
     def buffers(self) -> dict[str, Tensor]:
-        """A copy of the running statistics."""
         return {n: b.clone() for n, b in self.module.named_buffers()}
 
 
@@ -98,7 +95,6 @@ def image(rng: random.Random) -> dict[str, Tensor]:
 
 
 def batch_of(images: Sequence[dict[str, Tensor]]) -> Batch:
-    """Images as a batch."""
     packed = {name: PackedSequence([i[name] for i in images]) for name in images[0]}
     names = [str(number) for number in range(len(images))]
     return Batch(**packed, ids=names, original_sizes=[(HEIGHT, WIDTH)] * len(images))

@@ -53,7 +53,6 @@ class SceneNet(StandIn):
         self.sizes: list[tuple[int, int]] = []
 
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction]:
-        """What it sees; an error if that is too much."""
         if self.room is not None and sum(i.shape[-2] * i.shape[-1] for i in images) > self.room:
             raise self.error
         return [self._see(image) for image in images]

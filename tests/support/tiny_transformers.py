@@ -95,7 +95,6 @@ SMALL = {"device": "cpu", "shortest_size": 40, "score_threshold": 0.1}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of Mask2Former, to write to."""
     return save("mask2former", tmp_path / "net")
 
 
@@ -143,13 +142,11 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """A smooth picture of random colours."""
     values = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
     return np.array(Image.fromarray(values).resize((width, height)))
 
 
 def refusal(model: object, kind: type[Exception] = InputError, **options: Any) -> str:
-    """The message with which a model is refused."""
     with pytest.raises(kind) as error:
         seamseg.load(str(model), **{"device": "cpu", **options})
     assert "\n" not in str(error.value)
@@ -157,7 +154,6 @@ def refusal(model: object, kind: type[Exception] = InputError, **options: Any) -
 
 
 def assert_equal(a: Any, b: Any) -> None:
-    """Two predictions are equal but for rounding."""
     assert a.classes.tolist() == b.classes.tolist()
     for name, tolerance in (("boxes", 0), ("scores", 1e-4), ("mask_logits", 1e-3)):
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=tolerance)

@@ -15,5 +15,4 @@ PLAIN = replace(
 
 
 def train_transform(shortest: int, longest: int | None, **options: Any) -> TrainTransform:
-    """Return a transform without augmentation and normalisation, but for these options."""
     return TrainTransform(replace(PLAIN, shortest_size=shortest, longest_max_size=longest, **options))
