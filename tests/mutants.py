@@ -43,7 +43,8 @@ TESTS = {
     "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py "
     "tests/data/test_transforms.py::test_nearest_matches_pillow",
     "seamseg/maps/evaluation/matching.py": (
-        "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py"
+        "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
+        "tests/maps/evaluation/test_parity_panoptic.py"
     ),
     "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py "
     "tests/inference/test_fiftyone.py",

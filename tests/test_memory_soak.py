@@ -54,7 +54,7 @@ def train(folder: Path) -> Iterator[Callable[[int], object]]:
 def predict(folder: Path) -> Iterator[Callable[[int], object]]:
     """A prediction in Python."""
     from support.micro import narrow_body
-    from support.shared_models import write_run
+    from support.small_models import write_run
 
     import seamseg
 
@@ -68,7 +68,7 @@ def serve(folder: Path) -> Iterator[Callable[[int], object]]:
     """A request to the server."""
     from support.micro import narrow_body
     from support.serving import png, serving
-    from support.shared_models import write_run
+    from support.small_models import write_run
 
     import seamseg
 

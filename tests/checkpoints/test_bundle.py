@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_snapshots import save_snapshot
+from support.small_models import save_snapshot
 from torch import Tensor
 
 from seamseg.checkpoints.bundle import open_model, weights_file

@@ -11,7 +11,7 @@ import pytest
 import torch
 import umsgpack
 from support.bombs import MIB, state_sizes, zeros_zip
-from support.small_snapshots import refusal, save_snapshot
+from support.small_models import refusal, save_snapshot
 
 from seamseg.checkpoints.bundle import load_built, open_model
 from seamseg.checkpoints.snapshot import Snapshot

@@ -15,11 +15,38 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.small_snapshots import Net, assert_same, refusal, save_snapshot, snapshot_of
+from support.small_models import refusal, save_snapshot
 from torch import nn
 
-from seamseg.checkpoints.snapshot import check_storable, load_into, load_module, load_snapshot, network_state
+from seamseg.checkpoints.snapshot import (
+    Snapshot,
+    check_storable,
+    load_into,
+    load_module,
+    load_snapshot,
+    network_state,
+)
 from seamseg.utils.errors import InputError, SeamsegError
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int = 3, semantic: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 1), bn=nn.BatchNorm2d(4)))
+        self.rpn_head = nn.Linear(4, 2)
+        self.roi_head = nn.Linear(4, classes)
+        self.sem_head = nn.Linear(4, classes) if semantic else None
+
+
+def snapshot_of(net: nn.Module) -> Snapshot:
+    progress = {"epoch": 4, "global_step": 10}
+    return Snapshot("[general]\nseed = 3\n", dict(network_state(net)), progress, {"num_stuff": 1})
+
+
+def assert_same(first: nn.Module, second: nn.Module) -> None:
+    other = second.state_dict()
+    for key, value in first.state_dict().items():
+        assert torch.equal(value, other[key]), key
 
 
 def test_the_layout_is_the_original_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.classes import write_classifier
 from support.micro import narrow_body
-from support.shared_models import CLASSES, write_run
+from support.small_models import CLASSES, write_run
 
 from seamseg.utils.errors import InputError
 

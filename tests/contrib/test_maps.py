@@ -14,7 +14,7 @@ from PIL import Image
 from support.components import EDGES, VECTORS, imported_for_a_module
 from support.report_pages import blocks
 from support.serving import serving
-from support.shared_models import write_run
+from support.small_models import write_run
 
 import seamseg
 from seamseg.components import resize_map

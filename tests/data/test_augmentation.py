@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.train_transform import train_transform
+from support.sections import train_transform
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.train_transform import train_transform
+from support.sections import train_transform
 
 from seamseg.data.input_size import InputSize, scaled_size
 from seamseg.data.transforms import Normalise, compact_ids

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from support.train_transform import train_transform
+from support.sections import train_transform
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import (

@@ -12,7 +12,7 @@ import torch
 from support.host_reads import HostReads
 from support.networks import narrow_module
 from support.predictors import as_input, predictor_of
-from support.semantic_networks import semantic_net
+from support.small_models import semantic_net
 from torch._dynamo.utils import counters
 from torch.utils import _pytree
 

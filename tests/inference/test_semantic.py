@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools import mask
-from support.semantic_networks import CLASSES
+from support.small_models import SEMANTIC_CLASSES as CLASSES
 from torch.nn import functional
 
 from seamseg.inference.images import network_input

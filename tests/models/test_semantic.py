@@ -9,8 +9,8 @@ from PIL import Image
 from support.golden_backbones import golden_vistas, sample_positions
 from support.golden_files import DATA, array, tensor
 from support.micro import make_dataset, narrow_body
-from support.semantic_networks import semantic_config, semantic_net
-from support.train_transform import train_transform
+from support.sections import train_transform
+from support.small_models import semantic_config, semantic_net
 from torch.nn import functional
 from torch.testing import assert_close
 

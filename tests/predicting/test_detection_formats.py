@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from support.micro import narrow_body
-from support.small_snapshots import save_snapshot
+from support.small_models import save_snapshot
 
 import seamseg
 from seamseg.checkpoints.snapshot import Snapshot, network_state

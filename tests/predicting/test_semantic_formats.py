@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_masks
 from support.micro import narrow_body
-from support.semantic_networks import CLASSES, SEMANTIC
+from support.small_models import SEMANTIC
+from support.small_models import SEMANTIC_CLASSES as CLASSES
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model

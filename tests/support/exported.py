@@ -21,7 +21,7 @@ from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import Features
 from support.narrow_backbones import build_narrow
 from support.networks import randomise, tiny_config
-from support.semantic_networks import semantic_net
+from support.small_models import semantic_net
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 SIZE = (128, 160)

@@ -1,4 +1,4 @@
-"""Sections of a configuration for modules that are made without one: the defaults with some keys changed."""
+"""Sections of a configuration, and transforms, for modules made without one: the defaults with some keys changed."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,13 @@ from torch import Tensor
 
 from seamseg.config.loader import default_config
 from seamseg.config.sections import Roi, Rpn, Sem
+from seamseg.data.transforms import TrainTransform
 from seamseg.structures import Things
+
+PLAIN = replace(
+    default_config().dataloader,
+    **{"random_flip": False, "random_scale": None, "rgb_mean": None, "rgb_std": None, "device_transforms": False},
+)
 
 
 def rpn(**changes: Any) -> Rpn:
@@ -28,3 +34,7 @@ def things(boxes: Tensor | None, crowd: Tensor | None = None) -> Things:
     rows = torch.zeros(0, 4) if boxes is None else boxes
     ids = torch.arange(len(rows))
     return Things(rows, torch.zeros_like(ids), ids, crowd)
+
+
+def train_transform(shortest: int, longest: int | None, **options: Any) -> TrainTransform:
+    return TrainTransform(replace(PLAIN, shortest_size=shortest, longest_max_size=longest, **options))

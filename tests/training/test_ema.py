@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support.micro import train
-from support.small_snapshots import save_snapshot
+from support.small_models import save_snapshot
 from support.small_updates import Worker, same, small_net, state_of, stepper_of
 
 import seamseg

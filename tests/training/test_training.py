@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.micro import make_dataset, train
-from support.small_snapshots import save_snapshot
+from support.small_models import save_snapshot
 
 from seamseg.checkpoints.snapshot import Snapshot, load_snapshot
 from seamseg.config.kinds import KINDS

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.micro import make_dataset, narrow_body
-from support.small_snapshots import save_snapshot
+from support.small_models import save_snapshot
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from support.micro import make_dataset, narrow_body
 from support.predictors import StandIn
-from support.semantic_networks import SEMANTIC
+from support.small_models import SEMANTIC
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config

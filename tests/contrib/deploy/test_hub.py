@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from support.fake_hub import FakeHub, Repo, fake_hub
 from support.micro import narrow_body
-from support.shared_models import CLASSES, config_of, write_run
+from support.small_models import CLASSES, config_of, write_run
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from support.classes import write_classifier
 from support.fake_hub import FakeHub, Repo, fake_hub
 from support.micro import narrow_body
-from support.shared_models import CLASSES, write_run
+from support.small_models import CLASSES, write_run
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.contrib.deploy.model_card import push_model

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from support.classes import write_classifier
 from support.micro import narrow_body
-from support.shared_models import CLASSES, config_of, write_run
+from support.small_models import CLASSES, config_of, write_run
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model
