@@ -16,8 +16,7 @@ from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
 from seamseg.maps.predictions import name_problem
-from seamseg.models.backbones.base import Backbone, Body, BodyContext, NormFactory
-from seamseg.models.backbones.fpn import FPN, FPNBody
+from seamseg.models.backbones.base import FPN, Backbone, Body, BodyContext, FPNBody, NormFactory
 from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork
 from seamseg.models.heads.custom import Head, HeadContext, loss_weight
 from seamseg.models.heads.deeplab import DeeplabV3

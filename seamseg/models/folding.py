@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone
-from seamseg.models.backbones.densenet import Transition
-from seamseg.models.backbones.preactivation import PreActivationBlock
+from seamseg.models.backbones.preactivation import PreActivationBlock, Transition
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead

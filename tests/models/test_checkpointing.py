@@ -10,8 +10,8 @@ from support.op_contract import keeping, place
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from seamseg.models.backbones import fpn
-from seamseg.models.backbones.fpn import FPN
+from seamseg.models.backbones import base
+from seamseg.models.backbones.base import FPN
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
 
@@ -144,7 +144,7 @@ def test_the_finest_sum_of_a_pyramid_in_half_precision():
     found = []
     for again in (True, False):
         module, leaves = copy.deepcopy(pyramid), [x.clone().requires_grad_() for x in maps]
-        made_again = mock.patch.object(fpn, "is_trained_in_half", return_value=again)
+        made_again = mock.patch.object(base, "is_trained_in_half", return_value=again)
         with made_again, FlopCounterMode(display=False) as counter:
             with torch.autocast("cpu", torch.bfloat16):
                 levels, kept = keeping(lambda net=module, xs=leaves: net(xs))

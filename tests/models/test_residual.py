@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seamseg.models.backbones.fpn import FPN
+from seamseg.models.backbones.base import FPN
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops.norm import ABN, ActivatedIdentity, InPlaceABN
 

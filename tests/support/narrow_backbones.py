@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from unittest import mock
 
 from seamseg.config.kinds import BODIES
-from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, Architecture, build_backbone, wider_resnet
-from seamseg.models.backbones.resnext import ResNeXtArchitecture
+from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, Architecture, build_backbone, preactivation
+from seamseg.models.backbones.preactivation import ResNeXtArchitecture
 from seamseg.ops.norm import InPlaceABN
 
 NARROW = ("resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121")
@@ -24,7 +24,7 @@ def narrow_networks():
         mock.patch.dict(RESNEXTS, resnext50=ResNeXtArchitecture((1, 2, 1, 1), groups=2, channels=(4, 4, 6)))
     )
     stack.enter_context(mock.patch.dict(DENSENETS, densenet121=(2, 2, 1, 1)))
-    stack.enter_context(mock.patch.object(wider_resnet, "_CHANNELS", _WIDER_CHANNELS))
+    stack.enter_context(mock.patch.object(preactivation, "_WIDER_CHANNELS", _WIDER_CHANNELS))
     return stack
 
 

@@ -10,12 +10,17 @@ from typing import Any
 
 from seamseg.config.components import register
 from seamseg.config.sections import Body
-from seamseg.models.backbones.base import Backbone, BodyContext, NormFactory
-from seamseg.models.backbones.densenet import DENSENETS, DenseNet
-from seamseg.models.backbones.fpn import FPN, FPNBody
+from seamseg.models.backbones.base import FPN, Backbone, BodyContext, FPNBody, NormFactory
+from seamseg.models.backbones.preactivation import (
+    DENSENETS,
+    RESNEXTS,
+    WIDER_RESNETS,
+    DenseNet,
+    ResNeXt,
+    WiderResNet,
+    WiderResNetA2,
+)
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
-from seamseg.models.backbones.resnext import RESNEXTS, ResNeXt
-from seamseg.models.backbones.wider_resnet import WIDER_RESNETS, WiderResNet, WiderResNetA2
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import did_you_mean
 
@@ -78,14 +83,18 @@ def build_backbone(
         if name.endswith(suffix) and name.removesuffix(suffix) in architectures
     )
     sizes = {spec.name for spec in fields(architecture)} if is_dataclass(architecture) else set()
-    known = [key for key in inspect.signature(kind).parameters if key not in _OWN]
+    # further arguments of the class
+    known = list(inspect.signature(kind).parameters)[2:]
+    known = [key for key in known if key not in ("classes", "keep_outputs")]
     for key in params:
         if key not in known and key not in sizes:
             raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
     for key in sizes & params.keys():
         value, default = params.pop(key), getattr(architecture, key)
         value = tuple(value) if isinstance(value, list) else value
-        if not _is_like(value, default):
+        given, wanted = (x if isinstance(x, tuple) else (x,) for x in (value, default))
+        alike = type(value) is type(default) and list(map(type, given)) == list(map(type, wanted))
+        if not alike or not all(isinstance(x, bool) or x > 0 for x in given):
             raise ValueError(f"{name}: {key} must be like {default!r}, got {value!r}")
         architecture = replace(architecture, **{key: value})
     network = kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
@@ -101,17 +110,6 @@ def _configured(keys: Body, context: BodyContext) -> Backbone:
 
 for _name in BACKBONES:
     register("body", _name)(_configured)
-
-
-def _is_like(value: Any, default: Any) -> bool:
-    """Return whether a field of an architecture has the type and length of its default, and positive numbers."""
-    if isinstance(default, tuple):
-        return isinstance(value, tuple) and len(value) == len(default) and all(map(_is_like, value, default))
-    return type(value) is type(default) and (isinstance(value, bool) or value > 0)
-
-
-_OWN = ("architecture", "blocks", "layers", "norm", "classes", "keep_outputs")
-"""Parameters of the classes that are no further arguments."""
 
 
 def norm_factory(mode: str, activation: str = "leaky_relu", activation_param: float = 0.01) -> NormFactory:

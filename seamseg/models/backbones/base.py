@@ -1,4 +1,4 @@
-"""Base of the backbones: stages in a row, whose outputs are returned by name, and the classifier."""
+"""Base of the backbones: stages in a row, whose outputs are returned by name, and the feature pyramid on them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from seamseg.config.kinds import keeps_size
 from seamseg.ops.abn_recompute import checkpointed
+from seamseg.ops.norm import InPlaceABN, NormSequential, is_plain, is_trained_in_half
 from seamseg.utils.errors import InputError
 
 NormFactory = Callable[..., nn.Module]
@@ -89,7 +92,10 @@ class Backbone(nn.Module):
         outputs: dict[str, Tensor] = {}
         for name in self._order:
             stage = self.get_submodule(name)
-            x = checkpointed(stage, x) if self.checkpoint and _is_trained(stage, x) else stage(x)
+            parameters = list(stage.parameters()) if self.checkpoint else []
+            # torch.compile of torch 2.11 cannot trace bool(list)
+            trained = len(parameters) > 0 and (x.requires_grad or any(p.requires_grad for p in parameters))
+            x = checkpointed(stage, x) if trained else stage(x)
             if self.keep_outputs and name in self.out_channels:
                 outputs[name] = x
         if self.classes > 0:
@@ -185,10 +191,97 @@ class Body(Backbone):
             module.requires_grad_(False)
 
 
-def _is_trained(stage: nn.Module, x: Tensor) -> bool:
-    parameters = list(stage.parameters())
-    # torch.compile of torch 2.11 cannot trace bool(list)
-    return len(parameters) > 0 and (x.requires_grad or any(p.requires_grad for p in parameters))
+class FPN(nn.Module):
+    """Top-down pyramid over the maps of a backbone (Lin et al. 2017; docs/contract.md, section 3 "FPN").
+
+    Parameters
+    ----------
+    in_channels : channels of the backbone's maps, finest first
+    out_channels : channels of every level
+    extra_scales : coarser levels, each half the size of the last, made from the backbone's last map
+    norm : factory of norm + activation layers
+    interpolation : how a coarse map is enlarged: `nearest` or `bilinear`
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        out_channels: int,
+        extra_scales: int,
+        norm: NormFactory,
+        interpolation: str = "nearest",
+    ) -> None:
+        super().__init__()
+        self.interpolation, self.extra_scales = interpolation, extra_scales
+        self.lateral, self.output, self.extra = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        coarser = ([in_channels[-1]] + [out_channels] * (extra_scales - 1))[:extra_scales]
+        layers = [(self.lateral, c, 1, 1) for c in in_channels]
+        layers += [(self.output, out_channels, 3, 1) for _ in in_channels]
+        for part, width, kernel, stride in layers + [(self.extra, c, 3, 2) for c in coarser]:
+            conv = nn.Conv2d(width, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+            part.append(NormSequential(OrderedDict(conv=conv, bn=norm(out_channels))))
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Map maps of the backbone, finest first, to levels `N x out_channels x h x w`, finest first."""
+        sums: list[Tensor] = []
+        for lateral, x in list(zip(self.lateral, maps))[:0:-1]:
+            sums.insert(0, self._sum(lateral, x, *sums[:1]))
+        finest, output, inputs = self.lateral[0], self.output[0], (maps[0], *sums[:1])
+        if is_plain(output, NormSequential) and is_trained_in_half(maps[0], cast(nn.Module, finest.bn), output[-1]):
+            conv, norm = output
+            # the largest sum, which nothing else reads, is made again; the convolution ends the part and runs once
+            y, deferred = checkpointed(lambda *maps: norm.convolve(conv, self._sum(finest, *maps)), *inputs)
+            levels = [norm(y, deferred)]
+        else:
+            levels = [output(self._sum(finest, *inputs))]
+        levels += [output(x) for output, x in zip(self.output[1:], sums)]
+        x = maps[-1]
+        for extra in self.extra:
+            x = extra(x)
+            levels.append(x)
+        return levels
+
+    def _sum(self, lateral: nn.Module, x: Tensor, coarse: Tensor | None = None) -> Tensor:
+        """Return the lateral map of `x` plus the enlarged next coarser sum, if there is one."""
+        # of an in-place norm only `x` is kept, as the sum is kept, too
+        fine: Tensor = checkpointed(lateral, x) if isinstance(lateral.bn, InPlaceABN) else lateral(x)
+        if coarse is None:
+            return fine
+        height, width = coarse.shape[-2:]
+        # a compiler fuses the enlarged map anyway, and must not recompile where sizes are not exactly doubled
+        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or self.interpolation != "nearest"
+        if plain or fine.shape[-2:] != (2 * height, 2 * width):
+            return fine + functional.interpolate(coarse, size=fine.shape[-2:], mode=self.interpolation)
+        # each coarse value is added to its four pixels, without an enlarged map
+        cells = torch.unflatten(torch.unflatten(fine, 3, (width, 2)), 2, (height, 2))
+        cells.add_(coarse[:, :, :, None, :, None])
+        return fine
+
+
+class FPNBody(nn.Module):
+    """Images to pyramid levels.
+
+    Parameters
+    ----------
+    backbone : network that returns a dict of maps
+    fpn : the pyramid
+    inputs : names of the maps that are inputs of the pyramid, finest first
+    checkpoint : keep only the levels of the pyramid for the backward pass, which computes the rest again
+    """
+
+    def __init__(self, backbone: Backbone, fpn: FPN, inputs: Sequence[str], checkpoint: bool = False) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.fpn = fpn
+        self.inputs = tuple(inputs)
+        self.checkpoint = checkpoint
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Map images `N x 3 x H x W` to the levels of the pyramid, finest first."""
+        maps = self.backbone(images)
+        used = [maps[name] for name in self.inputs]
+        levels: list[Tensor] = checkpointed(self.fpn, used) if self.checkpoint else self.fpn(used)
+        return levels
 
 
 def dilations_of(
@@ -201,17 +294,13 @@ def dilations_of(
     """
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * len(blocks)
     if len(stages) != len(blocks):
-        last = len(blocks) + 1
-        raise ValueError(
-            f"{network}: dilation has {len(stages)} entries, give one number or {len(blocks)} (mod2 to mod{last})"
-        )
+        raise ValueError(f"{network}: dilation has {len(stages)} entries, give one number or {len(blocks)}, from mod2")
     result: list[tuple[int, Iterable[int]]] = []
     for i, (given, count) in enumerate(zip(stages, blocks), start=2):
-        values = list(given) if isinstance(given, Sequence) else [given]
-        if isinstance(given, Sequence) and len(values) != count:
+        values = list(given) if isinstance(given, Sequence) else [given] * count
+        if len(values) != count:
             raise ValueError(f"{network}: dilation of mod{i} has {len(values)} entries, it has {count} blocks")
         if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in values):
             raise ValueError(f"{network}: dilation of mod{i} must be positive integers, got {given!r}")
-        repeated = values if isinstance(given, Sequence) else itertools.repeat(given, count)
-        result.append((1 if keeps_size(given) else 2, repeated))
+        result.append((1 if keeps_size(given) else 2, values))
     return result
