@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from seamseg.maps.visualize.maps import resize_map as resize_map
     from seamseg.models.backbones.base import Body as Body
     from seamseg.models.backbones.base import BodyContext as BodyContext
-    from seamseg.models.custom_network import CustomNetwork as Network
-    from seamseg.models.custom_network import NetworkContext as NetworkContext
-    from seamseg.models.heads.custom import Head as Head
-    from seamseg.models.heads.custom import HeadContext as HeadContext
-    from seamseg.models.heads.custom import Map as Map
-    from seamseg.models.heads.custom import SemanticImage as SemanticImage
+    from seamseg.models.custom import CustomNetwork as Network
+    from seamseg.models.custom import Head as Head
+    from seamseg.models.custom import HeadContext as HeadContext
+    from seamseg.models.custom import Map as Map
+    from seamseg.models.custom import NetworkContext as NetworkContext
+    from seamseg.models.custom import SemanticImage as SemanticImage
     from seamseg.predicting.writers.base import OutputFormat as OutputFormat
     from seamseg.predicting.writers.images import ImageFormat as ImageFormat
     from seamseg.training.callbacks import Callback as Callback
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "ImageFormat": "seamseg.predicting.writers.images",
     "OutputFormat": "seamseg.predicting.writers.base",
-    "Network": "seamseg.models.custom_network:CustomNetwork",
-    "NetworkContext": "seamseg.models.custom_network",
+    "Network": "seamseg.models.custom:CustomNetwork",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),
     **dict.fromkeys(("open_image", "open_map", "open_mask"), "seamseg.maps.images"),
@@ -58,8 +57,7 @@ _MODULES = {
     "ReadMap": "seamseg.maps.folder",
     **dict.fromkeys(("ImageInfo", "Metadata", "parse_metadata"), "seamseg.maps.formats.metadata"),
     "Metric": "seamseg.maps.evaluation.metric",
-    **dict.fromkeys(("Head", "HeadContext", "Map"), "seamseg.models.heads.custom"),
-    "SemanticImage": "seamseg.models.heads.custom",
+    **dict.fromkeys(("Head", "HeadContext", "Map", "NetworkContext", "SemanticImage"), "seamseg.models.custom"),
     "resize_map": "seamseg.maps.visualize.maps",
 }
 

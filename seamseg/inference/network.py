@@ -21,8 +21,8 @@ from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, cuda_g
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
+from seamseg.models.custom import predicted_maps
 from seamseg.models.folding import choose_precision, for_inference
-from seamseg.models.heads.custom import predicted_maps
 from seamseg.models.network import Network, PaddedPredictions
 from seamseg.structures import Features, PackedSequence
 from seamseg.utils.device_memory import lacks_memory

@@ -13,7 +13,7 @@ from torch.nn import functional
 from seamseg.data.input_size import value_factor
 from seamseg.inference.options import Augmentation
 from seamseg.maps.predictions import MapFormat, Prediction
-from seamseg.models.heads.custom import mirrored_map, resized
+from seamseg.models.custom import mirrored_map, resized
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms

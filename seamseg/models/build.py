@@ -17,16 +17,14 @@ from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
 from seamseg.maps.predictions import name_problem
 from seamseg.models.backbones.base import FPN, Backbone, Body, BodyContext, FPNBody, NormFactory
-from seamseg.models.custom_network import CustomNetwork, NetworkContext, WholeNetwork
-from seamseg.models.heads.custom import Head, HeadContext, loss_weight
-from seamseg.models.heads.deeplab import DeeplabV3
+from seamseg.models.custom import CustomNetwork, Head, HeadContext, NetworkContext, WholeNetwork, loss_weight
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
-from seamseg.models.semantic import SemanticNet, SemanticOptions
+from seamseg.models.semantic import DeeplabV3, SemanticNet, SemanticOptions
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.ops.winograd import use_winograd
 from seamseg.utils.component_errors import instance_of, named_errors

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from seamseg.models.backbones.base import Backbone
 from seamseg.models.backbones.preactivation import PreActivationBlock, Transition
 from seamseg.models.backbones.resnet import ResidualBlock
-from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.models.network import Network, copied
+from seamseg.models.semantic import DeeplabV3
 from seamseg.ops.activation import activate, activate_
 from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
 from seamseg.ops.norm import (
@@ -125,7 +125,7 @@ class FoldedDeeplabV3(nn.Module):
         self.pooled_activation = pooled_activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute what :class:`seamseg.models.heads.deeplab.DeeplabV3` does."""
+        """Compute what :class:`seamseg.models.semantic.DeeplabV3` does."""
         if self.pooling_size is None:
             pooled = self.context(x.mean((2, 3), keepdim=True))
         else:

@@ -26,11 +26,12 @@ class BatchOptions:
     """How a :class:`Network` takes batches of images; the base of its options.
 
     With `channels_last` it runs in this memory format; at inference the sides of a batch are padded to multiples of
-    `pad_to`.
+    `pad_to`, and `run_dense` runs :meth:`Network.dense`, for example compiled, with outputs that the caller owns.
     """
 
     channels_last: bool = True
     pad_to: int = 1
+    run_dense: Callable[[Tensor], Any] | None = None
 
 
 class Losses(NamedTuple):

@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import FPNBody
-from seamseg.models.heads.custom import Head, HeadOutputs, declared_outputs, head_losses, run_heads
+from seamseg.models.custom import Head, HeadOutputs, declared_outputs, head_losses, run_heads
 from seamseg.models.heads.roi import ROIHead, ROIOutputs, leading_rows
 from seamseg.models.heads.rpn import RPNOutputs, rpn_losses
 from seamseg.models.network import Losses, mark_sizes_dynamic

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from seamseg.config import Config
 from seamseg.config.sections import Roi, Rpn
 from seamseg.maps.predictions import Prediction
-from seamseg.models.heads.custom import predicted_maps
+from seamseg.models.custom import predicted_maps
 from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead
 from seamseg.models.heads.rpn import AnchorMatcher, Limits, ProposalGenerator, RPNOutputs
 from seamseg.models.heads.select import best_scores
@@ -293,10 +293,8 @@ class NetworkOptions(BatchOptions):
     semantic_loss : the loss of the semantic head
     rois : extracts the features of regions
     selector : selects detections among the scored boxes
-    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
+    channels_last, pad_to, run_dense : see :class:`seamseg.models.network.BatchOptions`
     crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
-    run_dense : runs :meth:`seamseg.models.panoptic.PanopticNet.dense` at inference, for example compiled, with outputs
-        that the caller owns; None runs body and heads in turn
     """
 
     num_stuff: int
@@ -308,7 +306,6 @@ class NetworkOptions(BatchOptions):
     rois: ROIExtractor
     selector: DetectionSelector
     crowd_boxes: bool = False
-    run_dense: Callable[[Tensor], DenseOutputs] | None = None
 
     @staticmethod
     def of(config: Config, num_stuff: int) -> NetworkOptions:

@@ -82,7 +82,7 @@ class TrainingOptions:
 
 def _of_components(config: Config) -> dict[str, float]:
     """Return the weights of the losses of custom heads, and of a network with losses of its own."""
-    from seamseg.models.heads.custom import loss_weight
+    from seamseg.models.custom import loss_weight
 
     heads = [(component.make, keys) for kind in ("head", "network") for component, keys in config.components(kind)]
     # an unknown key is reported when the head is built

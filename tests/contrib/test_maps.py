@@ -24,7 +24,7 @@ from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.inference.results import RESULTS
 from seamseg.inference.tiling import Tiling
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
-from seamseg.models.heads.custom import resized
+from seamseg.models.custom import resized
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.validation.items import ValidationItem, ValidationResult

@@ -24,7 +24,7 @@ from seamseg.inference.tiling import Tiling
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.images import open_map
 from seamseg.maps.predictions import InferenceNetwork, MapFormat, Prediction
-from seamseg.models.heads.custom import declared_outputs
+from seamseg.models.custom import declared_outputs
 from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 

@@ -19,8 +19,7 @@ from torch.nn import functional
 from seamseg.config.kinds import KINDS
 from seamseg.inference.results import result_of
 from seamseg.maps.formats.exported import QUERY_OUTPUTS
-from seamseg.models.custom_network import WholeNetwork
-from seamseg.models.heads.custom import predicted_maps
+from seamseg.models.custom import WholeNetwork, predicted_maps
 from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs

@@ -229,6 +229,7 @@ class FPN(nn.Module):
         finest, output, inputs = self.lateral[0], self.output[0], (maps[0], *sums[:1])
         if is_plain(output, NormSequential) and is_trained_in_half(maps[0], cast(nn.Module, finest.bn), output[-1]):
             conv, norm = output
+            assert isinstance(norm, InPlaceABN)
             # the largest sum, which nothing else reads, is made again; the convolution ends the part and runs once
             y, deferred = checkpointed(lambda *maps: norm.convolve(conv, self._sum(finest, *maps)), *inputs)
             levels = [norm(y, deferred)]

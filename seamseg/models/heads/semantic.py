@@ -16,7 +16,7 @@ from seamseg.config.components import register
 from seamseg.config.sections import Sem
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.custom import ImageLoss, SemanticImage, custom_loss
+from seamseg.models.custom import ImageLoss, SemanticImage, custom_loss
 from seamseg.models.network import Terms
 from seamseg.ops.abn_kernel_gradient import defer_scale_gradient
 from seamseg.ops.norm import InPlaceABN, convolve_each, is_pointwise, is_trained_in_half, run_layers

@@ -14,8 +14,8 @@ from support.sections import sem
 from torch.nn import functional
 from torch.testing import assert_close
 
+from seamseg.models.custom import SemanticImage, custom_loss
 from seamseg.models.heads import semantic
-from seamseg.models.heads.custom import SemanticImage, custom_loss
 from seamseg.models.heads.semantic import (
     MiniDeepLab,
     SemanticHead,

@@ -1,4 +1,4 @@
-"""Custom heads: what one declares, and how its code is called.
+"""Heads, losses and whole networks of a user: what they declare, and how their code is called.
 
 A head reads the pyramid of a network of kind panoptic, instance_seg or detection. It states its losses and its output
 maps, so that everything else follows: training on several processes, mixed precision, averages of the weights,
@@ -7,8 +7,9 @@ snapshots, prediction in tiles and of several views, files (docs/how-to/extend.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -19,15 +20,15 @@ from torch.nn import functional
 from seamseg.config import Config
 from seamseg.config.components import Component
 from seamseg.maps.folder import ReadMap
-from seamseg.maps.predictions import MapFormat
+from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.network import Terms
+from seamseg.models.network import BatchOptions, Losses, Network, Terms
 from seamseg.ops.upsample import upsample_cross_entropy
-from seamseg.structures import Batch, Features
+from seamseg.structures import Batch, Features, PackedSequence
 from seamseg.utils.component_errors import named_errors
 from seamseg.utils.errors import SeamsegError
 
-__all__ = ["Head", "HeadContext", "Map", "MapFormat"]
+__all__ = ["CustomNetwork", "Head", "HeadContext", "Map", "MapFormat", "NetworkContext"]
 
 Map = MapFormat
 
@@ -132,20 +133,16 @@ def loss_weight(keys: Any, weight: str | float) -> Any:
     return getattr(keys, weight, None) if isinstance(weight, str) else weight
 
 
-class HeadOutputs(NamedTuple):
-    """A head, its name and what its `forward` has returned."""
-
-    name: str
-    head: Head
-    maps: dict[str, Tensor]
+HeadOutputs: TypeAlias = tuple[str, Head, dict[str, Tensor]]
+"""The name of a head, the head, and what its `forward` has returned."""
 
 
 def run_heads(heads: Mapping[str, Head], features: Features) -> list[HeadOutputs]:
     """Run all heads on a batch."""
-    found = []
+    found: list[HeadOutputs] = []
     for name, head in heads.items():
         with named_errors(f"head {name}", type(head).__module__), unchanged("the levels", features.levels):
-            found.append(HeadOutputs(name, head, head(features)))
+            found.append((name, head, head(features)))
     return found
 
 
@@ -161,7 +158,7 @@ def unchanged(what: str, tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def head_losses(outputs: list[HeadOutputs], batch: Batch) -> Terms:
-    """Return the mean and the count of each loss of all heads; SeamsegError if they are not those that it declares."""
+    """Return the mean and the count of each loss of all heads."""
     losses: Terms = {}
     for name, head, maps in outputs:
         with named_errors(f"head {name}", type(head).__module__), unchanged("the batch", batch.tensors()):
@@ -256,10 +253,8 @@ def resized(maps: Tensor, size: tuple[int, int], spec: Map) -> Tensor:
     if maps.is_floating_point():
         return functional.interpolate(maps.float(), size, mode="nearest-exact")
     for axis, wanted in zip((2, 3), size):  # by index: as float32 integers above 2^24 would be rounded
-        index = torch.arange(maps.shape[axis], dtype=torch.float32, device=maps.device)[None, None, :, None]
-        maps = maps.index_select(
-            axis, functional.interpolate(index, (wanted, 1), mode="nearest-exact").flatten().long()
-        )
+        index = torch.arange(maps.shape[axis], dtype=torch.float32, device=maps.device)[None, None]
+        maps = maps.index_select(axis, functional.interpolate(index, wanted, mode="nearest-exact").flatten().long())
     return maps
 
 
@@ -270,3 +265,172 @@ def mirrored_map(x: Tensor, spec: Map) -> Tensor:
         return flipped
     signs = torch.tensor(spec.mirror, dtype=x.dtype, device=x.device)
     return flipped * (signs[:, None, None] if spec.channels > 1 else signs[0])
+
+
+@dataclass(frozen=True)
+class NetworkContext:
+    """Arguments of a network.
+
+    Attributes
+    ----------
+    num_stuff, num_thing : classes of the data set; stuff comes first
+    config : configuration of the training
+    norm : factory of norm + activation layers, `norm(channels)`, of `[body] normalization_mode`
+    """
+
+    num_stuff: int
+    num_thing: int
+    config: Config
+    norm: NormFactory
+
+
+class CustomNetwork(nn.Module):
+    """A network as a whole; derive from it, and register the class with :func:`seamseg.components.network`.
+
+    Parameters
+    ----------
+    keys : values of the section `[network NAME]`
+    context : number of classes and configuration of the training
+
+    Attributes
+    ----------
+    kind : what it predicts: panoptic, instance_seg, detection or semantic
+    losses : name of each loss, and the key that holds its weight, or the weight itself
+    reads : ground truth that is read from the data set in training, by name
+    outputs : further maps of its predictions, by name, each also an output format
+    predicts_ids : whether `maps["ids"]` of its predictions are the things, in place of masks: integers `H x W`, `k` for
+        row `k - 1` of the boxes, classes and scores, 0 elsewhere. Its images are not divided into tiles
+    exportable : whether `predict` can be traced by `torch.export`
+    defaults : values in place of the defaults of the kind, `section.key` to text
+    nms_threshold : IoU from which detections of neighbouring tiles are the same thing
+    """
+
+    kind: ClassVar[str] = "panoptic"
+    losses: ClassVar[Mapping[str, str | float]] = {}
+    reads: ClassVar[Mapping[str, ReadMap]] = {}
+    outputs: ClassVar[Mapping[str, MapFormat]] = {}
+    defaults: ClassVar[Mapping[str, str]] = {}
+    nms_threshold: ClassVar[float | None] = 0.5
+    predicts_ids: ClassVar[bool] = False
+    exportable: ClassVar[bool] = True
+
+    def __init__(self, keys: Any, context: NetworkContext) -> None:
+        super().__init__()
+        self.keys = keys
+        self.context = context
+
+    @staticmethod
+    def completed(keys: Any) -> Any:
+        """Return the keys with what a training reads from other files once, before it starts."""
+        return keys
+
+    def initialise(self, categories: Sequence[str]) -> str | None:
+        """Load the weights that a new training starts from; return a line for its log.
+
+        Parameters
+        ----------
+        categories : names of the classes of the data set
+        """
+        return None
+
+    @property
+    def backbone(self) -> nn.Module | None:
+        """The part whose learning rate has the factor `[optimizer] body_lr_factor`."""
+        return None
+
+    def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
+        """Return the mean of each of :attr:`losses` and the number of what it averages, 0 for a batch without any.
+
+        Parameters
+        ----------
+        batch : normalised `images`, `3 x H x W` each, with their ground truth, see :class:`seamseg.structures.Batch`
+        """
+        raise NotImplementedError
+
+    def predict(self, images: PackedSequence) -> list[Prediction[Tensor]]:
+        """Return the predictions for normalised images `3 x H x W`."""
+        raise NotImplementedError
+
+    def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
+        """Return what runs the network on images `H x W x 3` uint8; None for :meth:`predict`.
+
+        It is an :class:`seamseg.maps.predictions.InferenceNetwork`.
+        """
+        return None
+
+
+class WholeNetwork(Network):
+    """A :class:`CustomNetwork`, of the component `name`, for the trainer and for predictors."""
+
+    compiled_parts = ()
+    of_parts = False
+    network: CustomNetwork
+
+    def __init__(self, network: CustomNetwork, name: str) -> None:
+        super().__init__({"network": network}, BatchOptions(channels_last=False))
+        self.name = name
+        self.kind = network.kind
+        self.nms_threshold = network.nms_threshold
+        self.map_formats = declared_outputs(network)
+        self.predicts_ids = network.predicts_ids
+        self.exportable = network.exportable
+
+    @property
+    def backbone(self) -> nn.Module | None:
+        """See :class:`CustomNetwork`."""
+        return self.network.backbone
+
+    def initialise(self, categories: Sequence[str]) -> str | None:
+        """See :class:`CustomNetwork`."""
+        with self.errors():
+            return self.network.initialise(categories)
+
+    def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
+        """See :class:`CustomNetwork`; moves the network to the device, in evaluation mode."""
+        self.to(device).eval()
+        with self.errors():
+            return self.network.inference(copy(normalise), device, dtype)
+
+    def errors(self) -> Any:
+        """Name the network in errors of its code inside a `with` block."""
+        return named_errors(f"network {self.name}", type(self.network).__module__)
+
+    def forward(self, images: PackedSequence, targets: Batch) -> Terms:
+        """Compute the losses of a batch, not weighted."""
+        with self.errors(), unchanged("the batch", targets.tensors()):
+            return checked_losses(self.network.losses, self.network.keys, self.network.loss(targets))
+
+    def loss(self, outputs: Terms, targets: Batch) -> Losses:
+        """Return the losses that :meth:`forward` has computed."""
+        return Losses.of(outputs)
+
+    @torch.no_grad()
+    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
+        """Return the predictions for normalised images `3 x H x W`; `least_score` has no effect."""
+        with self.errors():
+            found = self.network.predict(images)
+            for prediction in found:
+                self._check(prediction)
+            return found
+
+    def _check(self, prediction: Prediction[Tensor]) -> None:
+        """Raise ValueError if a map is missing or of another shape, or a class or an id is out of range."""
+        maps, size = prediction.maps, tuple(prediction.size)
+        if "ids" in maps and not self.predicts_ids:
+            raise ValueError("maps['ids'] need the attribute predicts_ids = True of the class")
+        channels = {name: spec.channels for name, spec in self.network.outputs.items()}
+        for name, count in (channels | ({"ids": 1} if self.predicts_ids else {})).items():
+            shape, found = size if count == 1 else (count, *size), tuple(maps[name].shape) if name in maps else None
+            if found != shape:
+                raise ValueError(f"predict() must return maps[{name!r}] of shape {shape}, returned {found}")
+        if torch.compiler.is_exporting():
+            return
+        ranges = [("classes", prediction.classes, self.network.context.num_thing - 1)]
+        if self.predicts_ids:
+            ranges.append(("maps['ids']", maps["ids"], len(prediction.scores)))
+        ranges = [(name, x, most) for name, x, most in ranges if x is not None and x.numel()]
+        # one wait for a GPU
+        ends = torch.stack([end for _, x, _ in ranges for end in x.aminmax()]).tolist() if ranges else []
+        for (name, x, most), least, largest in zip(ranges, ends[::2], ends[1::2], strict=True):
+            if x.is_floating_point() or not 0 <= least <= largest <= most:
+                raise ValueError(f"{name} must be integers from 0 to {most}, found {least} to {largest}")

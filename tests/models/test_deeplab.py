@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.models.heads.deeplab import DeeplabV3
+from seamseg.models.semantic import DeeplabV3
 from seamseg.ops.norm import InPlaceABN
 
 KEYS = [
