@@ -1,7 +1,8 @@
-"""Activated batch norm, plain, in-place and synchronised, as functions (docs/contract.md, section 3; arXiv 1712.02616).
+"""In-place ABN as functions: alone, at the end of a residual block, and behind an upsampling of which rows are wanted.
 
-"In-place" refers to memory: the input is not kept for the backward pass, which recovers it from the output, a tensor
-that the next layer keeps anyway. The input itself is not overwritten: it may be a leaf, a view, or be used again.
+Also plain activated batch norm. The definition is in docs/contract.md, section 3, and arXiv 1712.02616. "In-place"
+refers to memory: the input is not kept for the backward pass, which recovers it from the output, a tensor that the next
+layer keeps anyway. The input itself is not overwritten: it may be a leaf, a view, or be used again.
 """
 
 from __future__ import annotations
@@ -10,55 +11,33 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import functional
 
 from seamseg.ops._library import describe, differentiable_once
-from seamseg.ops.abn_recompute import cached_statistics, recomputing
+from seamseg.ops.abn_recompute import cached_statistics, checkpointed, recomputing
 from seamseg.ops.abn_steps import (
-    abn_backward_channels,
+    ChannelStatistics,
+    GradientSums,
+    Norm,
     abn_backward_input,
-    abn_backward_reduce,
-    abn_forward_channels,
     abn_statistics,
     abn_transform,
+    batch_statistics,
+    bias_of,
+    count_of,
+    defer_scale_gradient,
+    dense,
+    gradient_sums,
+    scale_gradient,
 )
 from seamseg.ops.activation import activate_, check_activation
-from seamseg.ops.reference import abn as plain
 from seamseg.ops.reference import wide
+from seamseg.ops.reference.abn import gamma_of
 
-
-class Norm(NamedTuple):
-    """Options and running averages of a norm; see :func:`inplace_abn`.
-
-    `batches` counts the batches in the running averages; int64 scalar. Without a momentum these are the plain averages
-    over the batches.
-    """
-
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    training: bool
-    momentum: float | None
-    eps: float
-    activation: str
-    parameter: float
-    group: distributed.ProcessGroup | None
-    batches: Tensor | None = None
-
-    @property
-    def code(self) -> tuple[int, float]:
-        """Code and parameter of the activation, as the operators take them; identity is a leaky ReLU of slope 1."""
-        return int(self.activation == "elu"), 1.0 if self.activation == "identity" else self.parameter
-
-
-class ChannelStatistics(NamedTuple):
-    """Mean and 1 / standard deviation of a forward pass, each `C`; `values` of this rank, `total` of all ranks.
-
-    `total` is a float64 scalar, None without a group.
-    """
-
-    mean: Tensor
-    invstd: Tensor
-    total: Tensor | None
-    values: int
+_PIXELS = 8192
+"""Pixels whose products are summed at once."""
+_ONEDNN_CHANNELS = 16
+"""Channels that the widest 1x1 kernels of oneDNN process at once."""
 
 
 def apply_plain_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) -> Tensor:
@@ -136,7 +115,7 @@ def apply_norm(
 
     A residual like `x` is added before the activation, and subtracted in the backward pass: a residual block keeps only
     its output, besides the residual, which the layer that made it keeps. `deferred` is the result of
-    :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a convolution: small scales get
+    :func:`seamseg.ops.abn_steps.defer_scale_gradient`, where `x` comes from a convolution: small scales get
     their gradient through its kernel; without it that gradient shrinks with the square of the scale.
     """
     check_input("inplace_abn", x, weight, bias, norm.running_mean, norm.running_var, norm.training)
@@ -222,14 +201,18 @@ def normalise(
 ) -> tuple[Tensor, ChannelStatistics]:
     """Compute `act(gamma (x - mean) invstd + bias + residual)` of a dense `x`; update the averages when training."""
     statistics, scale = cached_statistics(_statistics, x, weight, norm)
-    return transform(x, residual, scale, bias, norm, statistics), statistics
+    return abn_transform(x, statistics.mean, scale, bias_of(bias, scale), residual, *norm.code), statistics
 
 
-def transform(
-    x: Tensor, residual: Tensor | None, scale: Tensor, bias: Tensor | None, norm: Norm, statistics: ChannelStatistics
-) -> Tensor:
-    """Compute :func:`normalise` with given statistics and `scale`, `gamma invstd`."""
-    return abn_transform(x, statistics.mean, scale, bias_of(bias, scale), residual, *norm.code)
+def _statistics(x: Tensor, weight: Tensor | None, norm: Norm) -> tuple[ChannelStatistics, Tensor]:
+    if norm.training:
+        return batch_statistics(*abn_statistics(x), count_of(x), weight, norm)
+    assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
+    invstd = torch.rsqrt(norm.running_var.to(wide(x.dtype)) + norm.eps)
+    # a copy: the averages may change before the backward pass
+    mean = norm.running_mean.to(wide(x.dtype), copy=True)
+    statistics = ChannelStatistics(mean, invstd, None, count_of(x))
+    return statistics, gamma_of(weight, invstd, norm.eps) * invstd
 
 
 def gradients(
@@ -242,155 +225,232 @@ def gradients(
     statistics: ChannelStatistics,
     deferred: bool,
 ) -> tuple[Tensor, Tensor, GradientSums]:
-    """Compute the gradients of input and residual (empty without one), and the sums with the gradients of parameters.
-
-    The latter are of this rank alone; `deferred` as for :func:`gradient_sums`.
-    """
+    """Compute the gradients of input and residual (empty without one), and the sums with those of the parameters."""
     sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
     beta = bias_of(bias, sums.scale)
     dx, dresidual = abn_backward_input(dy, y, residual, beta, sums.scale, sums.offset, sums.slope_of_z, *norm.code)
     return dx, dresidual, sums
 
 
-class GradientSums(NamedTuple):
-    """Coefficients of the gradient of the input, `scale dz + offset + slope x_hat`, and gradients of the parameters.
+class Projection(NamedTuple):
+    """The 1x1 convolution of a shortcut, with a kernel `C x C_in x 1 x 1`, and its norm without an activation."""
 
-    `slope_of_z` is `slope / gamma`. Each is `C`, but `dweight`, `2 x C`: the gradient of the weight, and what times the
-    scalar product of the kernel of a channel and its gradient must be added to it.
-    """
-
-    scale: Tensor
-    offset: Tensor
-    slope: Tensor
-    slope_of_z: Tensor
-    dweight: Tensor
-    dbias: Tensor
+    kernel: Tensor
+    stride: tuple[int, int]
+    weight: Tensor | None
+    bias: Tensor | None
+    norm: Norm
 
 
-def gradient_sums(
-    dy: Tensor,
-    y: Tensor,
-    residual: Tensor | None,
+def inplace_abn_projection(
+    x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     norm: Norm,
-    statistics: ChannelStatistics,
-    deferred: bool,
-) -> GradientSums:
-    """Compute the sums over pixels and ranks for the gradients; arguments as for :func:`gradients`.
+    shortcut: Tensor,
+    projection: Projection,
+    deferred: Tensor | None = None,
+) -> Tensor:
+    """Apply in-place ABN to `x` with the residual `abn(conv2d(shortcut, kernel, stride=stride))`: `N x C x h x w`.
 
-    A channel is unresolved if `gamma x_hat` is less than the spacing of the numbers that `y` is stored in, at the root
-    mean square of `z` (1/128 of it in bfloat16): `x_hat` cannot be recovered there. With `deferred` the gradient of
-    gamma comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects it for
-    scales up to 16 spacings; else it shrinks with the square of gamma over the spacing.
+    The result and `shortcut` are kept, which the first convolution of the block keeps anyway. Neither normalised map
+    can be recovered from the sum alone, so the backward pass computes the 1x1 convolution again: under 3 % of a
+    training step of ResNet-50, for a tenth of its stored maps.
+
+    `x` comes from the last convolution of the branch, `shortcut`, `N x C_in x H x W`, is the input of the block.
+    `weight`, `bias`, `norm` and `deferred` belong to the last norm of the branch, whose activation follows the sum.
     """
-    mean, invstd, total, values = statistics
-    dbias, moment, squares = abn_backward_reduce(dy, y, residual, bias_of(bias, invstd), *norm.code)
-    count, joint = count_of(y), None
-    if norm.training and norm.group is not None:
-        dgamma = moment / plain.gamma_of(weight, invstd, norm.eps)
-        joint = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, count)))
-        distributed.all_reduce(joint, group=norm.group)
-    # the compiler fuses plain operators
-    channels = plain.abn_backward_channels if torch.compiler.is_compiling() else abn_backward_channels
-    coefficients = channels(
-        dbias,
-        moment,
-        squares,
-        joint,
-        total,
-        mean,
-        invstd,
-        _vector(weight, invstd),
-        norm.training,
-        deferred,
-        count,
-        float(max(values, 1)),
-        norm.eps,
-        spacing_at_1(y.dtype),
-    )
-    return GradientSums(*coefficients, dbias if bias is None else dbias.to(bias.dtype))
+    kernel, stride, projection_weight, projection_bias, projection_norm = projection
+    tensors = (x, weight, bias, shortcut, kernel, projection_weight, projection_bias)
+    tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if tracked and not torch.compiler.is_compiling():
+        y: Tensor = _ProjectionSum.apply(*tensors, deferred, norm, projection_norm, stride)
+        return y
+    inner = None
+    if tracked and projection_weight is not None:
+        kernel, inner = defer_scale_gradient(kernel, projection_weight)
+
+    def project(shortcut: Tensor) -> Tensor:
+        projected = _convolve(shortcut, kernel, stride, like=x)
+        return apply_norm(projected, projection_weight, projection_bias, projection_norm, deferred=inner)
+
+    residual = checkpointed(project, shortcut) if tracked else project(shortcut)
+    return apply_norm(x, weight, bias, norm, residual, deferred)
 
 
-def _statistics(x: Tensor, weight: Tensor | None, norm: Norm) -> tuple[ChannelStatistics, Tensor]:
-    if norm.training:
-        return batch_statistics(*abn_statistics(x), count_of(x), weight, norm)
-    assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
-    invstd = torch.rsqrt(norm.running_var.to(wide(x.dtype)) + norm.eps)
-    # a copy: the averages may change before the backward pass
-    mean = norm.running_mean.to(wide(x.dtype), copy=True)
-    statistics = ChannelStatistics(mean, invstd, None, count_of(x))
-    return statistics, plain.gamma_of(weight, invstd, norm.eps) * invstd
+class _ProjectionSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        shortcut: Tensor,
+        projection: Tensor,
+        projection_weight: Tensor | None,
+        projection_bias: Tensor | None,
+        deferred: Tensor | None,
+        norm: Norm,
+        projection_norm: Norm,
+        stride: tuple[int, int],
+    ) -> Tensor:
+        ctx.settings = norm, projection_norm, stride, deferred is not None
+        x = dense(x)
+        projected = dense(_convolve(shortcut, projection, stride, x), like=x)
+        residual, inner = normalise(projected, None, projection_weight, projection_bias, projection_norm)
+        y, outer = normalise(x, residual, weight, bias, norm)
+        statistics = (s for o in (outer, inner) for s in (o.mean, o.invstd, o.total))
+        ctx.save_for_backward(y, weight, bias, shortcut, projection, projection_weight, projection_bias, *statistics)
+        return y
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        norm, projection_norm, stride, deferred = ctx.settings
+        y, weight, bias, shortcut, projection, projection_weight, projection_bias = saved[:7]
+        outer, inner = (
+            ChannelStatistics(mean, invstd, total, count_of(y)) for mean, invstd, total in (saved[7:10], saved[10:])
+        )
+        projected = dense(_convolve(shortcut, projection, stride, y), like=y)
+        scale = gamma_of(projection_weight, inner.invstd, projection_norm.eps) * inner.invstd
+        bias_of_projection = bias_of(projection_bias, scale)
+        residual = abn_transform(projected, inner.mean, scale, bias_of_projection, None, *projection_norm.code)
+        del projected
+        dx, dresidual, sums = gradients(dense(dy, like=y), y, residual, weight, bias, norm, outer, deferred)
+        dprojected, _, inner_sums = gradients(
+            dresidual, residual, None, projection_weight, projection_bias, projection_norm, inner, True
+        )
+        del residual, dresidual
+        needs = ctx.needs_input_grad
+        pixels, step = strided_pixels(shortcut, stride)
+        dpixels, dprojection, _ = torch.ops.aten.convolution_backward(
+            *(dprojected, pixels.to(y.dtype), projection.to(y.dtype), None),
+            *(step, (0, 0), (1, 1), False, (0, 0), 1, [needs[3], needs[4] or needs[5], False]),
+        )
+        dshortcut = dpixels
+        if needs[3] and pixels is not shortcut:
+            dshortcut = torch.zeros_like(shortcut, dtype=dpixels.dtype)
+            dshortcut[:, :, :: stride[0], :: stride[1]] = dpixels
+        if dprojection is not None:
+            dprojection = dprojection.to(projection.dtype)
+        return (
+            dx if needs[0] else None,
+            sums.dweight[0].to(weight.dtype) if needs[1] and not deferred else None,
+            sums.dbias if needs[2] else None,
+            dshortcut.to(shortcut.dtype) if needs[3] else None,
+            dprojection if needs[4] else None,
+            scale_gradient(projection, dprojection, inner_sums.dweight, projection_weight.dtype) if needs[5] else None,
+            inner_sums.dbias if needs[6] else None,
+            sums.dweight if deferred else None,
+            *[None] * 3,
+        )
 
 
-def batch_statistics(
-    mean: Tensor, var: Tensor, count: int, weight: Tensor | None, norm: Norm
-) -> tuple[ChannelStatistics, Tensor]:
-    """Join mean, biased variance and count over the ranks of the group; return them and `gamma invstd`.
+def strided_pixels(x: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """Return input and stride for a 1x1 convolution without padding, equivalent to `x` and `stride`.
 
-    Update the running averages; a batch of fewer than two values, which has no unbiased variance, is not counted.
+    With fewer than 16 channels, channels last and a stride, oneDNN's float32 kernel for the gradient of the weight
+    writes past its workspace (https://github.com/uxlfoundation/oneDNN/issues/6035): such an input is subsampled first.
     """
-    total: Tensor | None = None
-    if norm.group is not None:
-        mean, var, total = _join(mean, var, count, norm.group)
-    channels = plain.abn_forward_channels if torch.compiler.is_compiling() else abn_forward_channels
-    invstd, scale = channels(
-        mean,
-        var,
-        total,
-        _vector(weight, var),
-        norm.running_mean,
-        norm.running_var,
-        norm.batches,
-        norm.momentum,
-        norm.eps,
-        count,
-    )
-    return ChannelStatistics(mean, invstd, total, count), scale
+    if x.device.type != "cpu" or x.shape[1] >= _ONEDNN_CHANNELS or max(stride) == 1:
+        return x, stride
+    return x[:, :, :: stride[0], :: stride[1]], (1, 1)
 
 
-def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine mean, biased variance and count over all ranks of a group, exact for uneven counts.
+def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:
+    # in the dtype of the branch, so that both passes compute the same with and without autocast
+    with torch.autocast(like.device.type, enabled=False):
+        pixels, step = strided_pixels(shortcut, stride)
+        return functional.conv2d(pixels.to(like.dtype), projection.to(like.dtype), None, step)
 
-    See docs/contract.md, section 3. The count stays a tensor (at least 1), so that the host does not wait for the
-    device.
+
+def upsample_abn_rows(
+    x: Tensor, rows: Tensor, kernel: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm
+) -> Tensor:
+    """Compute `abn(conv_transpose2d(x, kernel, stride=2))[rows]`, with batch statistics over all of `x`.
+
+    Map `N x C x h x w` (channels last is fastest) with a kernel `C x D x 2 x 2` to `P x D x 2h x 2w`; `rows` are int64
+    `P`, no row twice. The norm must not have frozen statistics.
+
+    The convolution's windows do not overlap, so it is four matrices `W_k` applied to the pixels `x`: the mean of its
+    output is `W_k^T mean(x)`, its variance the diagonal of `W_k^T Cov(x) W_k`, and since the gradient through the
+    statistics is affine in the output, its contribution to all rows is affine in `x`. A `C x C` covariance thus
+    replaces a map that is four times as large as the input, in the backward pass as well.
     """
-    channels = mean.shape[0]
-    local = torch.cat((mean.double(), var.double(), mean.new_full((1,), count, dtype=torch.float64)))
-    gathered = local.new_empty(distributed.get_world_size(group) * local.numel())
-    distributed.all_gather_into_tensor(gathered, local, group=group)
-    gathered = gathered.view(-1, local.numel())
-    means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
-    total = counts.sum().clamp(min=1)
-    joint = (counts * means).sum(0) / total
-    spread = (counts * (variances + (means - joint) ** 2)).sum(0) / total
-    return joint.to(mean.dtype), spread.to(var.dtype), total
+    if not norm.training:
+        raise ValueError("upsample_abn_rows: statistics are frozen, select the rows before the convolution instead")
+    y: Tensor = _UpsampleABN.apply(x, rows, kernel, weight, bias, norm)
+    return y
 
 
-def count_of(x: Tensor) -> int:
-    """Return the number of values of each channel."""
-    return x.numel() // x.shape[1]
+class _UpsampleABN(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, kernel: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm
+    ) -> Tensor:
+        pixels, taps = _pixels(x), _taps(kernel, x)
+        with torch.autocast(x.device.type, enabled=False):
+            # mean of the pixels, and the sums of products of their differences from it
+            dtype, width = taps.dtype, pixels.shape[1]
+            centre = pixels.mean(0, dtype=dtype) if pixels.shape[0] else pixels.new_zeros(width, dtype=dtype)
+            scatter = torch.zeros(width, width, dtype=dtype, device=x.device)
+            for part in torch.split(pixels, _PIXELS):
+                difference = part.to(dtype) - centre
+                scatter.addmm_(difference.mT, difference)
+            means = centre @ taps
+            mean = means.mean(0)
+            spread = ((scatter @ taps) * taps).sum(1) / max(pixels.shape[0], 1)
+            var = (spread + (means - mean) ** 2).mean(0)
+            statistics, scale = cached_statistics(batch_statistics, mean, var, 4 * pixels.shape[0], weight, norm)
+            mean, invstd, total, _ = statistics
+            chosen = functional.conv_transpose2d(x[rows], kernel.to(x.dtype), stride=2)
+            y = abn_transform(dense(chosen), mean, scale, bias_of(bias, scale), None, *norm.code)
+        ctx.norm = norm
+        ctx.save_for_backward(x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total)
+        return y
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total = saved
+        norm, pixels, taps = ctx.norm, _pixels(x), _taps(kernel, x)
+        statistics = ChannelStatistics(mean, invstd, total, 4 * pixels.shape[0])
+        dy = dense(dy, like=y)
+        sums = gradient_sums(dy, y, None, weight, bias, norm, statistics, True)
+
+        # gradient of an output pixel by the statistics: offset + slope x_hat = constant + factor (x - centre) W_k
+        factor = sums.slope * invstd
+        constant = sums.offset + factor * (centre @ taps - mean)[:, None]
+        matrix = (taps * factor @ taps.mT).sum(0)
+        shift = (constant @ taps.mT).sum(0)[0] - centre @ matrix
+        dpixels = torch.addmm(shift.to(x.dtype), pixels, matrix.to(x.dtype))
+        dx = dpixels.view(x.shape[0], x.shape[2], x.shape[3], x.shape[1]).permute(0, 3, 1, 2)
+        dtaps = pixels.shape[0] * centre[:, None] * constant + scatter @ taps * factor
+
+        # plus the direct gradient of the chosen rows
+        zeros = torch.zeros_like(sums.scale)
+        own, _ = abn_backward_input(dy, y, None, bias_of(bias, zeros), sums.scale, zeros, zeros, *norm.code)
+        dchosen, dkernel, _ = torch.ops.aten.convolution_backward(
+            *(own, x[rows], kernel.to(x.dtype), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, True, False])
+        )
+        dx = dx.index_add(0, rows, dchosen)
+        dkernel = dkernel + dtaps.view(2, 2, *kernel.shape[:2]).permute(2, 3, 0, 1)
+        needs = ctx.needs_input_grad
+        return (
+            dx if needs[0] else None,
+            None,
+            dkernel.to(kernel.dtype) if needs[2] else None,
+            scale_gradient(kernel, dkernel, sums.dweight, weight.dtype, dim=1) if needs[3] else None,
+            sums.dbias if needs[4] else None,
+            None,
+        )
 
 
-def bias_of(bias: Tensor | None, like: Tensor) -> Tensor:
-    """Return the bias in the precision of `like`; 0 without one."""
-    return torch.zeros_like(like) if bias is None else bias.to(like.dtype)
+def _pixels(x: Tensor) -> Tensor:
+    """Return `N x C x h x w` as a matrix of pixels, `N h w x C`; a view if channels come last in memory."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
-def spacing_at_1(dtype: torch.dtype) -> float:
-    """Return the spacing of the numbers of `dtype` above 1."""
-    return torch.finfo(dtype).eps
-
-
-def _vector(weight: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return a weight as the operators take it."""
-    return None if weight is None else weight.to(like.dtype).contiguous()
-
-
-def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return `x` in a memory format of the steps: of `like`, or its own if contiguous or channels last."""
-    if like is not None:
-        return x if x.stride() == like.stride() else torch.empty_like(like, dtype=x.dtype).copy_(x)
-    if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
-        return x
-    return x.contiguous()
+def _taps(kernel: Tensor, like: Tensor) -> Tensor:
+    """Return `C x D x 2 x 2` as four matrices, `4 x C x D`, in full precision."""
+    return kernel.detach().to(wide(like.dtype)).permute(2, 3, 0, 1).reshape(4, *kernel.shape[:2])

@@ -12,14 +12,28 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from seamseg.ops.abn import Norm, apply_norm, apply_plain_norm
-from seamseg.ops.abn_kernel_gradient import defer_scale_gradient
-from seamseg.ops.abn_projection import PointwiseConv, Projection, inplace_abn_projection
-from seamseg.ops.abn_upsampling import upsample_abn_rows
+from seamseg.ops.abn import (
+    Projection,
+    apply_norm,
+    apply_plain_norm,
+    inplace_abn_projection,
+    strided_pixels,
+    upsample_abn_rows,
+)
+from seamseg.ops.abn_steps import Norm, defer_scale_gradient
 from seamseg.ops.activation import activate, activate_, check_activation
 from seamseg.ops.winograd import TrainedWinogradConv2d
 
 Kind = TypeVar("Kind", bound=nn.Module)
+
+
+class PointwiseConv(nn.Conv2d):
+    """A 1x1 convolution without padding, with the workaround of :func:`seamseg.ops.abn.strided_pixels`."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        pixels, stride = strided_pixels(input, self.stride)
+        return functional.conv2d(pixels, weight, bias, stride)
+
 
 CONVOLUTIONS = (nn.Conv2d, PointwiseConv, TrainedWinogradConv2d)
 """The classes of plain convolutions of two dimensions, see :func:`is_plain`."""
@@ -211,7 +225,7 @@ class InPlaceABN(ABN):
     def upsample_rows(self, x: Tensor, rows: Tensor, convolution: nn.ConvTranspose2d) -> Tensor:
         """Compute `self(convolution(x))[rows]` in training mode, without computing the other rows.
 
-        The convolution must be 2x2 of stride 2 without bias; see :mod:`seamseg.ops.abn_upsampling`.
+        The convolution must be 2x2 of stride 2 without bias; see :func:`seamseg.ops.abn.upsample_abn_rows`.
         """
         norm = self._norm(self.activation, self.activation_param)
         return upsample_abn_rows(x, rows, convolution.weight, self.weight, self.bias, norm)
@@ -321,8 +335,6 @@ def _run_with(layer: nn.Module, kernel: Tensor, x: Tensor) -> Tensor:
     if isinstance(layer, nn.ConvTranspose2d):
         shape: Any = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
         return functional.conv_transpose2d(x, kernel, layer.bias, *shape)
-    if isinstance(layer, PointwiseConv):
-        return layer.convolve(x, kernel)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     y: Tensor = layer._conv_forward(x, kernel, layer.bias)
     return y
@@ -358,9 +370,7 @@ def convolve_each(norm: nn.Module, layers: Iterable[nn.Module], x: Tensor) -> tu
 class NormSequential(nn.Sequential):
     """A sequence that runs by :func:`run_layers`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the layers."""
-        return run_layers(self, x)
+    forward = run_layers
 
 
 class ActivatedGroupNorm(nn.GroupNorm):

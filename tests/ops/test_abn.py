@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.resnet import ResidualBlock
-from seamseg.ops.abn import Norm, apply_plain_norm, inplace_abn
+from seamseg.ops.abn import apply_plain_norm, inplace_abn
+from seamseg.ops.abn_steps import Norm
 from seamseg.ops.activation import activate, activate_, activation_gradient, deactivate
 from seamseg.ops.norm import InPlaceABN, NormSequential
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss

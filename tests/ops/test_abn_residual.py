@@ -9,8 +9,8 @@ from support.op_contract import keeping, place
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.ops.abn import Norm, apply_norm
-from seamseg.ops.abn_projection import Projection, inplace_abn_projection
+from seamseg.ops.abn import Projection, apply_norm, inplace_abn_projection
+from seamseg.ops.abn_steps import Norm
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("elu", 0.7), ("identity", 1.0)]
 NAMES = ("x", "weight", "bias", "shortcut", "projection", "projection_weight", "projection_bias")

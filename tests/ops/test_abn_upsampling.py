@@ -6,8 +6,8 @@ from support.op_contract import keeping
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.ops.abn import Norm, inplace_abn
-from seamseg.ops.abn_upsampling import upsample_abn_rows
+from seamseg.ops.abn import inplace_abn, upsample_abn_rows
+from seamseg.ops.abn_steps import Norm
 
 
 def inputs(dtype=torch.float64, regions=6, offset=1.0):

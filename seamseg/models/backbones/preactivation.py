@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from seamseg.config.kinds import is_dilated_a2
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
-from seamseg.ops.abn_projection import PointwiseConv
-from seamseg.ops.norm import CONVOLUTIONS, NormSequential, is_plain, run_layers
+from seamseg.ops.norm import CONVOLUTIONS, NormSequential, PointwiseConv, is_plain, run_layers
 from seamseg.ops.pooling import MaxPool3x3
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
-from seamseg.ops.abn_projection import PointwiseConv
 from seamseg.ops.activation import activate_
-from seamseg.ops.norm import InPlaceABN, NormSequential, is_inplace, is_plain, is_pointwise, run_layers
+from seamseg.ops.norm import InPlaceABN, NormSequential, PointwiseConv, is_inplace, is_plain, is_pointwise, run_layers
 from seamseg.ops.pooling import MaxPool3x3
 
 

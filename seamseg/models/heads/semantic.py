@@ -18,7 +18,7 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.custom import ImageLoss, SemanticImage, custom_loss
 from seamseg.models.network import Terms
-from seamseg.ops.abn_kernel_gradient import defer_scale_gradient
+from seamseg.ops.abn_steps import defer_scale_gradient
 from seamseg.ops.norm import InPlaceABN, convolve_each, is_pointwise, is_trained_in_half, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_ohem_loss

@@ -22,7 +22,8 @@ from seamseg.components import BodyContext
 from seamseg.config.kinds import TIMM
 from seamseg.contrib.recipes.timm import STRIDES, TimmKeys
 from seamseg.models.backbones.base import Backbone
-from seamseg.ops.abn import Norm, apply_norm
+from seamseg.ops.abn import apply_norm
+from seamseg.ops.abn_steps import Norm
 from seamseg.ops.norm import synchronised_over
 from seamseg.utils.errors import InputError, did_you_mean, one_line
 
