@@ -25,8 +25,8 @@ from seamseg.models.network import Network, TrainingModule
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.semantic import DeeplabV3, SemanticNet, SemanticOptions
+from seamseg.ops.fused import use_winograd
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-from seamseg.ops.winograd import use_winograd
 from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.errors import InputError
 

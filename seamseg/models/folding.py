@@ -27,7 +27,7 @@ from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.models.network import Network, copied
 from seamseg.models.semantic import DeeplabV3
 from seamseg.ops.activation import activate, activate_
-from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype
+from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype, use_winograd
 from seamseg.ops.norm import (
     ABN,
     CONVOLUTIONS,
@@ -39,7 +39,6 @@ from seamseg.ops.norm import (
     is_tiling,
 )
 from seamseg.ops.pooling import box_filter_pool
-from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.utils.errors import InputError
 
 _SEQUENCES = (nn.Sequential, NormSequential, Transition)
@@ -159,7 +158,7 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     """Return a folded copy of a network on a device, with a compute dtype; its predictions stay float32 or integers.
 
     A network that is not :attr:`Network.of_parts` is moved only. In fp32 on a CPU, 3x3 convolutions are computed by
-    Winograd's algorithm, see `seamseg/ops/winograd.py`. InputError as of :func:`choose_precision`.
+    Winograd's algorithm, see :mod:`seamseg.ops.fused`. InputError as of :func:`choose_precision`.
     """
     dtype = choose_precision(precision, device)
     if not net.of_parts:
@@ -167,10 +166,7 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     folded = fold_abn(net).to(device=device, dtype=dtype)
     if device.type == "cpu" and dtype == torch.float32:
         # the 3x3 convolutions take most of the time: they have hundreds of channels
-        for path, parent in list(folded.named_modules()):
-            for name, child in list(parent.named_children()):
-                if is_suitable(child):
-                    setattr(parent, name, WinogradConv2d(child, regions=path.startswith("roi_head")))
+        use_winograd(folded, regions="roi_head")
     return folded
 
 

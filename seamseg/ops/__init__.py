@@ -5,12 +5,13 @@ for CUDA. Nothing here depends on networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from seamseg.ops import abn, boxes, labels, nms, pooling, roi_sampling, upsample, winograd
+from seamseg.ops import abn, boxes, fused, labels, nms, pooling, roi_sampling, upsample
 from seamseg.ops._library import implementations, kernels
 
 __all__ = [
     "abn",
     "boxes",
+    "fused",
     "implementations",
     "kernels",
     "labels",
@@ -18,5 +19,4 @@ __all__ = [
     "pooling",
     "roi_sampling",
     "upsample",
-    "winograd",
 ]

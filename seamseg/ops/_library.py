@@ -48,17 +48,18 @@ def define(name: str, plain: Implementation, fake: Callable[..., Any]) -> Implem
 
 
 def differentiate(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
-    """Give an operator a backward formula; see `torch.library.register_autograd`."""
-    torch.library.register_autograd(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
+    """Give an operator a backward formula, which calls `<name>_backward`; a second derivative is an error.
 
-
-def forbid_second_derivative(name: str) -> None:
-    """Make the backward pass of an operator an error: without a formula it would return zeros."""
+    See `torch.library.register_autograd`.
+    """
 
     def refuse(ctx: Any, *gradients: Any) -> None:
-        raise RuntimeError(f"{name}: has no derivative, the operator that it belongs to is differentiable once")
+        raise RuntimeError(f"{name}_backward: has no derivative, {name} is differentiable once")
 
-    differentiate(name, refuse, lambda ctx, inputs, output: None)
+    register = torch.library.register_autograd
+    register(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
+    # without a formula it would return zeros
+    register(f"seamseg::{name}_backward", refuse, setup_context=lambda ctx, inputs, output: None, lib=_library)
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,19 +162,26 @@ def _load_cuda_kernels() -> None:
 
 def _load(name: str, device: str) -> None:
     try:
-        _import(name)
-        _kernels[device] = "loaded"
+        spec = find(name)
+        module = importlib.util.module_from_spec(spec)
+        assert spec.loader is not None, "checked by find"
+        spec.loader.exec_module(module)
     except ImportError as error:
         _kernels[device] = load_failure(name, error)
         warn_missing(f"operators for the {device}", _kernels[device])
-
-
-def _import(name: str) -> None:
-    spec = find(name)
-    module = importlib.util.module_from_spec(spec)
-    assert spec.loader is not None, "checked by find"
-    spec.loader.exec_module(module)
+        return
     sys.modules[spec.name] = module
+    _kernels[device] = "loaded"
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums and of numbers per channel: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widened(x: Tensor) -> Tensor:
+    """Convert half precision to float32: float16 overflows at areas of 256 x 256 pixels, bfloat16 is coarse."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def check_boxes(op: str, name: str, boxes: Tensor, dims: int | None = 2) -> None:

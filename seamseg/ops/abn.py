@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from seamseg.ops._library import describe, differentiable_once
+from seamseg.ops._library import describe, differentiable_once, wide
 from seamseg.ops.abn_recompute import cached_statistics, checkpointed, recomputing
 from seamseg.ops.abn_steps import (
     ChannelStatistics,
@@ -31,7 +31,6 @@ from seamseg.ops.abn_steps import (
     scale_gradient,
 )
 from seamseg.ops.activation import activate_, check_activation
-from seamseg.ops.reference import wide
 from seamseg.ops.reference.abn import gamma_of
 
 _PIXELS = 8192

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from seamseg.ops._library import define, differentiable_once
+from seamseg.ops._library import define, differentiable_once, wide
 from seamseg.ops.reference import abn as plain
-from seamseg.ops.reference import wide
 
 
 def _channels(x: Tensor) -> Tensor:

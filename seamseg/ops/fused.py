@@ -1,13 +1,23 @@
-"""Convolutions and linear layers for inference: bias and activation in the same pass, weights packed once.
+"""Convolutions and linear layers of a network on a CPU: bias and activation in the same pass, Winograd's algorithm.
 
-On a CPU they call oneDNN through operators that PyTorch has for its compiler. Those are private: where they are missing
-or fail, the public functions compute the same.
+For inference they call oneDNN through operators that PyTorch has for its compiler, with weights that are packed once.
+Those are private: where they are missing or fail, the public functions compute the same.
+
+Winograd's F(4x4, 3x3) (Lavin and Gray, arXiv 1509.09308) computes 4x4 outputs from 6x6 inputs with 36 products a pair
+of channels instead of 144: inputs and kernel are transformed, multiplied by 36 matrix products over the channels, and
+transformed back. A dilated convolution is an ordinary one on each of the maps of every `dilation`-th pixel. The
+polynomials are evaluated at 0, +-3/4, +-3/2 and infinity: rounding errors are half of those with the usual points 0,
++-1, +-2 and infinity, and in a whole network like with the direct sum. The gradient of the input is a convolution as
+well; that of the kernel is the sum over the tiles of 36 products of the transformed input and gradient, transformed to
+3x3. Tiles are computed as a whole: an input that is NaN or infinite makes all 16 outputs of its tile NaN, and may do so
+to the tiles beside it (with a dilation, tiles of every `dilation`-th pixel). The direct sum loses 3x3 pixels.
 """
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +26,67 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.ops._library import define, differentiable_once
 from seamseg.ops.activation import activate_, check_activation
+from seamseg.ops.reference import winograd as plain
+from seamseg.ops.reference.winograd import tile_count, transforms
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.output import warn
 
 _FAILED: set[str] = set()
 """Operators that failed once; they are not called again."""
+_FAILURES = (AttributeError, RuntimeError, TypeError)  # NotImplementedError is a RuntimeError
+
+LEAST_CHANNELS = 64
+"""Convolutions with fewer channels are not faster: the transforms take a constant time a channel."""
+
+_CHUNK = 1 << 22
+"""Elements of the transformed tiles that are computed at a time: 16 MiB, which a cache holds."""
+
+_TRANSFORMS = 1.3
+"""Time of the products with the transforms, of many channels, relative to the products alone."""
+
+_LEAST_WORK = 3 << 19
+"""Tiles x input channels x output channels from which the time saved is more than 36 products take to start."""
+
+_LEAST_TILES = 64
+"""Tiles from which the time saved is more than a transform of the kernel takes, as in each step of a training."""
+
+_REGIONS = 100
+"""Number of regions that is assumed: the most detections of an image by default."""
+
+_LANES = 16
+"""The kernels work on this many channels together."""
+
+
+def _input_fake(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
+    tiles = x.shape[0] * dilation * rows * dilation * tile_count(x.shape[2], dilation)
+    return x.new_empty((36, tiles, x.shape[3]))
+
+
+winograd_input = define("winograd_input", plain.winograd_input, _input_fake)
+"""Transform `rows` rows of tiles, from `first` on, of a map that is padded with `dilation` zeros.
+
+Map a contiguous float32 `N x H x W x C`, C a multiple of 16, to `36 x tiles x C`: a tile for each image, map of every
+`dilation`-th pixel, row and column; a row of tiles has 4 pixels of each of these maps.
+"""
+
+winograd_gradient = define("winograd_gradient", plain.winograd_gradient, _input_fake)
+"""Transform `rows` rows of tiles of the gradient of a convolution's output: the transpose of `winograd_output`.
+
+Arguments and result are as of `winograd_input`.
+"""
+
+winograd_output = define("winograd_output", plain.winograd_output, lambda *_: None)
+"""Transform products back and write `leaky_relu(convolution + bias + residual)` into rows of tiles of the map `out`.
+
+The products are 36 of `tiles x C`, in the order of `winograd_input`; `slope` is 1 for no activation. `out` and the
+residual (or None) are contiguous float32 `N x H x W x C`.
+"""
 
 
 class _Fused(nn.Module):
-    """Weight, bias and activation of a layer for inference, and the packed weight of oneDNN."""
+    """Weight, bias and activation of a layer for inference, and the packed weights of oneDNN by number."""
 
     def __init__(
         self,
@@ -41,22 +102,23 @@ class _Fused(nn.Module):
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.activation = activation
         self.activation_param = activation_param
+        # what oneDNN applies in the same pass: leaky ReLU, or none
+        self._unary = ("leaky_relu", [activation_param], "") if activation == "leaky_relu" else ("none", [], "")
         self._packed: dict[int, Tensor] = {}
         self._packed_from = 0, 0
 
-    def _packs(self) -> dict[int, Tensor]:
-        """Return the packed weights by number, none if the weight has changed since they were packed."""
+    def _usable(self, kind: str, x: Tensor) -> bool:
+        """Return whether oneDNN may compute the layer; drop what was packed if the weight has changed since."""
+        if kind in _FAILED or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        if x.device.type != "cpu" or self.weight.device.type != "cpu" or x.numel() == 0 or x.dtype != self.weight.dtype:
+            return False
+        if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
+            return False
         state = self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version
         if self._packed_from != state:
             self._packed, self._packed_from = {}, state
-        return self._packed
-
-    def _unary(self) -> tuple[str, list[float], str]:
-        """Return the activation that oneDNN applies in the same pass: leaky ReLU, or none."""
-        return ("leaky_relu", [self.activation_param], "") if self.activation == "leaky_relu" else ("none", [], "")
-
-    def _activate(self, y: Tensor) -> Tensor:
-        return activate_(y, self.activation, self.activation_param)
+        return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._packed = {}
@@ -65,6 +127,17 @@ class _Fused(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # a packed weight cannot be copied or saved
         return {**self.__dict__, "_packed": {}}
+
+
+def _give_up(kind: str, error: Exception) -> None:
+    """Warn that an operator fails, and never call it again."""
+    # a lack of memory, which may be over at the next call; or the death of a process, which a signal handler raises
+    # at any place
+    if lacks_memory(error) or "DataLoader worker" in str(error):
+        raise error
+    _FAILED.add(kind)
+    reason = " ".join(str(error).split())[:120]
+    warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)
 
 
 class FusedConv2d(_Fused):
@@ -97,28 +170,28 @@ class FusedConv2d(_Fused):
         The residual, of the shape of the result, is added before the activation.
         """
         # torch 2.11 cannot add to a map of one pixel
-        if _usable("convolution", x, self.weight) and (residual is None or residual.shape[2:].numel() > 1):
-            y = _attempt("convolution", lambda: self._one_pass(x, residual))
-            if y is not None:
-                return y
+        if self._usable("convolution", x) and (residual is None or residual.shape[2:].numel() > 1):
+            try:
+                return self._one_pass(x, residual)
+            except _FAILURES as error:
+                _give_up("convolution", error)
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if residual is not None:
             y = y.add_(residual)
-        return self._activate(y)
+        return activate_(y, self.activation, self.activation_param)
 
     def _one_pass(self, x: Tensor, residual: Tensor | None) -> Tensor:
         op = torch.ops.mkldnn
-        packs = self._packs()
-        if 0 not in packs:
-            packs[0] = op._reorder_convolution_weight(
+        if 0 not in self._packed:
+            self._packed[0] = op._reorder_convolution_weight(
                 self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
             )
-        settings = (packs[0], self.bias, self.padding, self.stride, self.dilation, self.groups)
+        settings = (self._packed[0], self.bias, self.padding, self.stride, self.dilation, self.groups)
         if residual is not None:
-            return self._activate(op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], ""))
-        unary = self._unary()
-        y = op._convolution_pointwise(x, *settings, *unary)
-        return self._activate(y) if unary[0] == "none" else y
+            y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
+            return activate_(y, self.activation, self.activation_param)
+        y = op._convolution_pointwise(x, *settings, *self._unary)
+        return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
 
 
 class FusedLinear(_Fused):
@@ -126,20 +199,177 @@ class FusedLinear(_Fused):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `K x I` to `K x O`, a new tensor."""
-        if _usable("linear", x, self.weight):
-            y = _attempt("linear", lambda: self._one_pass(x))
-            if y is not None:
-                return y
-        return self._activate(functional.linear(x, self.weight, self.bias))
+        if self._usable("linear", x):
+            op = torch.ops.mkldnn
+            try:
+                if 0 not in self._packed:
+                    self._packed[0] = op._reorder_linear_weight(self.weight, x.shape[0])
+                y = op._linear_pointwise(x, self._packed[0], self.bias, *self._unary)
+                return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
+            except _FAILURES as error:
+                _give_up("linear", error)
+        return activate_(functional.linear(x, self.weight, self.bias), self.activation, self.activation_param)
 
-    def _one_pass(self, x: Tensor) -> Tensor:
-        op = torch.ops.mkldnn
-        packs = self._packs()
-        if not packs:
-            packs[0] = op._reorder_linear_weight(self.weight, x.shape[0])
-        unary = self._unary()
-        y = op._linear_pointwise(x, packs[0], self.bias, *unary)
-        return self._activate(y) if unary[0] == "none" else y
+
+class WinogradConv2d(FusedConv2d):
+    """A :class:`FusedConv2d` in float32 on a CPU by Winograd's algorithm; see :func:`use_winograd`.
+
+    The transformed kernel takes four times the memory of the kernel, which is kept as well. With `regions` its maps are
+    regions of images: their number does not decide how they are computed, nor their bits (but for torch 2.11 on a CPU
+    without AVX-512, which rounds by their number).
+    """
+
+    regions = False
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Map `N x I x H x W` to `N x O x H x W`, see :class:`FusedConv2d`."""
+        usable = x.dtype == torch.float32 and self._usable("Winograd", x)
+        count = _REGIONS if self.regions else x.shape[0]
+        if usable and _saves_time(x, self.weight, self.dilation[0], count):
+            try:
+                return self._winograd(x, residual)
+            except _FAILURES as error:
+                _give_up("Winograd", error)
+        return super().forward(x, residual)
+
+    def _winograd(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        slope = self._unary[1][0] if self._unary[1] else 1.0
+        y = torch.empty_like(x[:, :1].expand(-1, self.weight.shape[0], -1, -1), memory_format=torch.channels_last)
+        nhwc, out = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, y))
+        added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
+        d, op = self.dilation[0], torch.ops.mkldnn
+        for part, first, rows in _chunks(nhwc, d, max(self.weight.shape[:2])):
+            transformed = winograd_input(nhwc[part], d, first, rows)
+            if 36 not in self._packed:
+                matrices = _kernels(self.weight.detach().double()).float()
+                packed = [op._reorder_linear_weight(matrix, transformed.shape[1]) for matrix in matrices]
+                self._packed.update(enumerate(packed, 36))
+            kernel = (self._packed[36 + i] for i in range(36))
+            products = [op._linear_pointwise(t, m, None, "none", [], "") for t, m in zip(transformed, kernel)]
+            residual = None if added is None else added[part]
+            winograd_output(products, self.bias, residual, slope, out[part], d, first, rows)
+        return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
+
+
+class TrainedWinogradConv2d(nn.Conv2d):
+    """A convolution of a network in training, in float32 on a CPU by Winograd's algorithm, with its gradients.
+
+    Under autocast or a compiler, and where the tiles take longer, it is the direct sum. The backward pass keeps the
+    input, as that of the direct sum does.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        eager = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
+        narrow = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (input, weight))
+        if eager and narrow and bias is None and input.dim() == 4 and _has_kernels():
+            d = self.dilation[0]
+            tiles = input.shape[0] * d**2 * tile_count(input.shape[2], d) * tile_count(input.shape[3], d)
+            if tiles >= _LEAST_TILES and _saves_time(input, weight, d, input.shape[0]):
+                y: Tensor = _Convolution.apply(input, weight, d)
+                return y
+        y = super()._conv_forward(input, weight, bias)
+        return y
+
+
+def use_winograd(net: nn.Module, regions: str | None = None) -> None:
+    """Have Winograd's algorithm compute the convolutions of a network that it makes faster, in place.
+
+    In training 3x3 convolutions become :class:`TrainedWinogradConv2d`, in a folded network :class:`WinogradConv2d`;
+    `regions` is the name of the part whose maps are regions of images.
+    """
+    kinds: dict[type, Any] = {FusedConv2d: WinogradConv2d, nn.Conv2d: TrainedWinogradConv2d}
+    for name, layer in net.named_modules():
+        kind = kinds.get(type(layer))
+        if kind is None or (
+            kind is TrainedWinogradConv2d and (layer.padding_mode != "zeros" or layer.bias is not None)
+        ):
+            continue
+        conv: Any = layer
+        channels = conv.weight.shape[:2]
+        if (
+            tuple(conv.weight.shape[2:]) == (3, 3)
+            and min(channels) >= LEAST_CHANNELS
+            and all(count % _LANES == 0 for count in channels)
+            and conv.groups == 1
+            and tuple(conv.stride) == (1, 1)
+            and conv.dilation[0] == conv.dilation[1]
+            and tuple(conv.padding) == tuple(conv.dilation)
+        ):
+            conv.__class__ = kind
+            if kind is WinogradConv2d:
+                conv.regions = regions is not None and name.startswith(regions)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dilation = dilation
+        return _convolve(x, _kernels(weight).transpose(1, 2), dilation)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), dilation = saved, ctx.dilation
+        dx = _convolve(dy, _kernels(weight, transposed=True), dilation) if ctx.needs_input_grad[0] else None
+        return dx, _kernel_gradient(dy, x, dilation) if ctx.needs_input_grad[1] else None, None
+
+
+def _convolve(x: Tensor, kernels: Tensor, dilation: int) -> Tensor:
+    """Convolve `N x I x H x W` with transformed kernels `36 x I x O`."""
+    outputs = kernels.shape[2]
+    y = torch.empty((x.shape[0], outputs, *x.shape[2:]), dtype=x.dtype, memory_format=torch.channels_last)
+    nhwc, out = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, y))
+    bias = x.new_zeros(outputs)
+    for part, first, rows in _chunks(nhwc, dilation, max(kernels.shape[1:])):
+        products = torch.bmm(winograd_input(nhwc[part], dilation, first, rows), kernels)
+        winograd_output(list(products.unbind()), bias, None, 1.0, out[part], dilation, first, rows)
+    return y
+
+
+def _kernel_gradient(dy: Tensor, x: Tensor, dilation: int) -> Tensor:
+    """Return the gradient `O x I x 3 x 3` of the kernel of a convolution."""
+    given, gradient = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, dy))
+    outputs, inputs = dy.shape[1], x.shape[1]
+    total = x.new_zeros(36, outputs, inputs)
+    for part, first, rows in _chunks(given, dilation, max(outputs, inputs)):
+        left = winograd_gradient(gradient[part], dilation, first, rows)
+        total.baddbmm_(left.transpose(1, 2), winograd_input(given[part], dilation, first, rows))
+    return (total.view(36, -1).T @ transforms()[1].to(total)).view(outputs, inputs, 3, 3)
+
+
+def _kernels(weight: Tensor, transposed: bool = False) -> Tensor:
+    """Return the 36 transformed kernels, `36 x O x I`; `transposed` those of the gradient of the input."""
+    outputs, inputs = weight.shape[:2]
+    matrix = transforms()[1].to(weight)
+    return ((matrix.flip(1) if transposed else matrix) @ weight.reshape(-1, 9).T).view(36, outputs, inputs)
+
+
+def _chunks(nhwc: Tensor, dilation: int, channels: int) -> Iterator[tuple[slice, int, int]]:
+    """Yield images, first row and number of rows of tiles that are computed at a time, of a map `N x H x W x C`."""
+    images, height, width, _ = nhwc.shape
+    rows = tile_count(height, dilation)
+    row = 36 * dilation**2 * tile_count(width, dilation) * channels
+    some, step = max(1, _CHUNK // (rows * row)), max(1, _CHUNK // row)
+    for image in range(0, images, some):
+        for first in range(0, rows, step):
+            yield slice(image, image + some), first, min(step, rows - first)
+
+
+def _saves_time(x: Tensor, weight: Tensor, dilation: int, count: int) -> bool:
+    """Return whether the tiles take less time than the direct sum, which leaves out the zeros around the map."""
+    ratio, work = 1.0, count * weight.shape[0] * weight.shape[1]
+    for side in x.shape[2:]:
+        tiles = dilation * math.ceil(side / (4 * dilation))
+        work *= tiles
+        ratio *= 4 * tiles / (side - min(dilation, side) * 2 / 3)
+    # a quarter of the products, and the transforms
+    return work >= _LEAST_WORK and ratio < 4 / _TRANSFORMS
+
+
+@cache
+def _has_kernels() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("seamseg::winograd_gradient", "CPU")
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -196,27 +426,3 @@ def onednn_takes_bf16() -> bool:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
         return False
-
-
-def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
-    if kind in _FAILED or torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return False
-    if x.device.type != "cpu" or weight.device.type != "cpu" or x.numel() == 0 or x.dtype != weight.dtype:
-        return False
-    if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
-        return False
-    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
-
-
-def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
-    try:
-        return call()
-    except (AttributeError, RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
-        # a lack of memory, which may be over at the next call; or the death of a process, which a signal handler raises
-        # at any place
-        if lacks_memory(error) or "DataLoader worker" in str(error):
-            raise
-        _FAILED.add(kind)
-        reason = " ".join(str(error).split())[:120]
-        warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)
-        return None

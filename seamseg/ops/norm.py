@@ -22,7 +22,7 @@ from seamseg.ops.abn import (
 )
 from seamseg.ops.abn_steps import Norm, defer_scale_gradient
 from seamseg.ops.activation import activate, activate_, check_activation
-from seamseg.ops.winograd import TrainedWinogradConv2d
+from seamseg.ops.fused import TrainedWinogradConv2d
 
 Kind = TypeVar("Kind", bound=nn.Module)
 

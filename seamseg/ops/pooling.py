@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops._library import define, differentiate, forbid_second_derivative
+from seamseg.ops._library import define, differentiate
 from seamseg.ops.reference import pooling as plain
 from seamseg.ops.reference.pooling import memory_format
 
@@ -44,7 +44,6 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
 
 
 differentiate("box_filter_pool", _backward, _setup_context)
-forbid_second_derivative("box_filter_pool_backward")
 
 
 class MaxPool3x3(nn.MaxPool2d):

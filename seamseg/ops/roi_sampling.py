@@ -11,9 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import define, differentiate, forbid_second_derivative
+from seamseg.ops._library import define, differentiate, widened
 from seamseg.ops.reference import roi_sampling as plain
-from seamseg.ops.reference import widened
 
 Interpolation = Literal["bilinear", "nearest"]
 Padding = Literal["border", "zero"]
@@ -115,4 +114,3 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 _roi_sampling = define("roi_sampling", plain.roi_sampling, _fake)
 _roi_sampling_backward = define("roi_sampling_backward", plain.roi_sampling_backward, _fake_backward)
 differentiate("roi_sampling", _backward, _setup)
-forbid_second_derivative("roi_sampling_backward")

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import define, describe, differentiate, forbid_second_derivative
+from seamseg.ops._library import define, describe, differentiate, wide
 from seamseg.ops.reference import upsample as plain
-from seamseg.ops.reference import wide
 from seamseg.ops.reference.upsample import FUSIONS as FUSIONS  # part of the interface
 
 
@@ -131,4 +130,3 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, N
 
 
 differentiate("upsample_ohem_loss", _backward, _setup)
-forbid_second_derivative("upsample_ohem_loss_backward")

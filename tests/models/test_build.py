@@ -11,8 +11,8 @@ from seamseg.config import config_from_string, config_to_string, default_config,
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic_inference import NetworkOptions
+from seamseg.ops.fused import TrainedWinogradConv2d
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-from seamseg.ops.winograd import TrainedWinogradConv2d
 from seamseg.utils.errors import InputError
 
 NORMS = (InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity)

@@ -21,9 +21,8 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.panoptic_inference import masks_of
 from seamseg.ops import fused
-from seamseg.ops.fused import FusedConv2d, FusedLinear, compute_dtype
+from seamseg.ops.fused import FusedConv2d, FusedLinear, compute_dtype, use_winograd
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
-from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
@@ -238,7 +237,8 @@ def test_packed_weights_follow_the_weight(kind):
         conv = nn.Conv2d(64, 64, 3, padding=1)
         make, x = lambda: FusedConv2d(torch.randn(64, 64, 3, 3), torch.randn(64), conv), torch.randn(1, 64, 40, 40)
     layer, other = make(), make()
-    layer = WinogradConv2d(layer) if kind == "winograd" else layer
+    if kind == "winograd":
+        use_winograd(layer)
     ema = copy.deepcopy(layer)
 
     def check(layer, weight):
@@ -368,7 +368,7 @@ def test_auto_is_the_same_for_training_and_prediction(monkeypatch, bf16, amx, in
     # asked for, it is still served by oneDNN in one pass
     with torch.no_grad():
         x = torch.ones(2, 4, dtype=torch.bfloat16)
-        assert fused._usable("linear", x, x)
+        assert FusedLinear(x, x[0, :2])._usable("linear", x)
 
 
 def test_auto_is_about_the_gpu_that_is_used(monkeypatch):

@@ -21,7 +21,7 @@ from seamseg.fusion import fuse
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
-from seamseg.ops.winograd import WinogradConv2d
+from seamseg.ops.fused import WinogradConv2d
 from seamseg.structures import PackedSequence
 
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}

@@ -6,21 +6,16 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.ops import winograd
-from seamseg.ops.fused import FusedConv2d
-from seamseg.ops.winograd import (
-    WinogradConv2d,
-    is_suitable,
-    use_winograd,
-    winograd_input,
-    winograd_output,
-)
+from seamseg.ops import fused
+from seamseg.ops.fused import FusedConv2d, WinogradConv2d, use_winograd, winograd_input, winograd_output
 
 
 def layer_and_exact(x, residual, dilation=1, outputs=80, activation="leaky_relu"):
     torch.manual_seed(0)
     conv = nn.Conv2d(x.shape[1], outputs, 3, padding=dilation, dilation=dilation)
-    layer = WinogradConv2d(FusedConv2d(conv.weight, conv.bias, conv, activation, 0.1))
+    layer = FusedConv2d(conv.weight, conv.bias, conv, activation, 0.1)
+    use_winograd(layer)
+    assert type(layer) is WinogradConv2d
     exact = functional.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=dilation, dilation=dilation)
     exact = exact if residual is None else exact + residual.double()
     return layer, {"leaky_relu": lambda y: functional.leaky_relu(y, 0.1), "elu": lambda y: functional.elu(y, 0.1)}[
@@ -34,8 +29,8 @@ def layer_and_exact(x, residual, dilation=1, outputs=80, activation="leaky_relu"
     [(1, (1, 1), "elu"), (1, (17, 12), "leaky_relu"), (2, (8, 15), "elu"), (5, (4, 9), "leaky_relu")],
 )
 def test_equals_the_direct_sum(dilation, size, activation, chunk, monkeypatch):
-    monkeypatch.setattr(winograd, "_CHUNK", chunk)
-    monkeypatch.setattr(winograd, "_saves_time", lambda *_: True)
+    monkeypatch.setattr(fused, "_CHUNK", chunk)
+    monkeypatch.setattr(fused, "_saves_time", lambda *_: True)
     x, residual = torch.randn(2, 64, *size), torch.randn(2, 80, *size)
     for added in (None, residual):
         layer, exact = layer_and_exact(x, added, dilation, activation=activation)
@@ -86,15 +81,17 @@ def test_wrong_arguments():
     ],
 )
 def test_unsuitable(conv):
-    fused = FusedConv2d(conv.weight, conv.bias, conv)
-    assert not is_suitable(fused)
-    assert not is_suitable(conv)
+    layers = nn.Sequential(conv.requires_grad_(), FusedConv2d(conv.weight, conv.bias, conv))
+    conv.bias = None
+    use_winograd(layers)
+    assert [type(layer) for layer in layers] == [nn.Conv2d, FusedConv2d]
 
 
 @pytest.mark.parametrize("channels", [64, 128, 256])
 def test_bits_of_a_region_do_not_depend_on_the_number_of_regions(channels):
     conv = nn.Conv2d(channels, channels, 3, padding=1)
-    layer = WinogradConv2d(FusedConv2d(conv.weight, conv.bias, conv), regions=True)
+    layer = nn.Sequential(FusedConv2d(conv.weight, conv.bias, conv))
+    use_winograd(layer, regions="0")
     x = torch.randn(40, channels, 14, 14)
     with torch.inference_mode():
         every = layer(x)
@@ -124,7 +121,7 @@ def relative_error(found, exact):
     ("dilation", "size"), [(1, (9, 17, 30)), (1, (30, 14, 14)), (2, (4, 40, 33)), (6, (2, 60, 49))]
 )
 def test_gradients_of_a_training(dilation, size, layout, chunk, monkeypatch):
-    monkeypatch.setattr(winograd, "_CHUNK", chunk)
+    monkeypatch.setattr(fused, "_CHUNK", chunk)
     torch.manual_seed(0)
     conv, exact = trained(dilation=dilation)
     x = torch.randn(size[0], 64, *size[1:]).to(memory_format=layout).requires_grad_()
@@ -146,7 +143,7 @@ def test_only_gradients_that_are_asked_for(monkeypatch):
     x = torch.randn(5, 64, 32, 32)
     conv(x).sum().backward()
     assert conv.weight.grad is not None
-    monkeypatch.setattr(winograd, "_kernel_gradient", None)  # it would fail
+    monkeypatch.setattr(fused, "_kernel_gradient", None)  # it would fail
     conv.weight.requires_grad_(False)
     conv(x.requires_grad_()).sum().backward()
     assert x.grad.abs().sum() > 0
@@ -163,7 +160,7 @@ def test_the_direct_sum_in_training(monkeypatch):
     assert conv.double()(wide).dtype == torch.float64
     conv = conv.float()
     assert "_Convolution" in conv(x).grad_fn.name()
-    monkeypatch.setattr(winograd, "_has_kernels", lambda: False)
+    monkeypatch.setattr(fused, "_has_kernels", lambda: False)
     assert "_Convolution" not in conv(x).grad_fn.name()
     assert type(trained(bias=True)[0]) is nn.Conv2d
     assert type(trained(inputs=48)[0]) is nn.Conv2d

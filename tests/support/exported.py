@@ -16,8 +16,8 @@ from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
 from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.fused import WinogradConv2d
 from seamseg.ops.norm import InPlaceABN
-from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import Features
 from support.narrow_backbones import build_narrow
 from support.networks import randomise, tiny_config
@@ -61,8 +61,8 @@ def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> Ex
 
 def winograd_net(monkeypatch: pytest.MonkeyPatch) -> ExportNet:
     # those of small networks have too few channels and tiles to be faster
-    monkeypatch.setattr("seamseg.ops.winograd.LEAST_CHANNELS", 16)
-    monkeypatch.setattr("seamseg.ops.winograd._LEAST_WORK", 0)
+    monkeypatch.setattr("seamseg.ops.fused.LEAST_CHANNELS", 16)
+    monkeypatch.setattr("seamseg.ops.fused._LEAST_WORK", 0)
     net = for_inference(semantic_net("sem.hidden_channels=16"), torch.device("cpu"))
     assert sum(isinstance(module, WinogradConv2d) for module in net.modules()) > 4
     return export_net(net, MEAN, STD)

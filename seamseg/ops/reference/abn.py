@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seamseg.ops._library import widened
 from seamseg.ops.activation import activate_, activation_gradient, deactivate
-from seamseg.ops.reference import widened
 
 
 def abn_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

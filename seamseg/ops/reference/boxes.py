@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.ops.reference import widened
+from seamseg.ops._library import widened
 
 
 def area(boxes: Tensor) -> Tensor:

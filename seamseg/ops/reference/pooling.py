@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops.reference import widened
+from seamseg.ops._library import widened
 
 
 def box_filter_pool(x: Tensor, height: int, width: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops.reference import widened
+from seamseg.ops._library import widened
 
 
 def roi_sampling(

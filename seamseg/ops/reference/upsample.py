@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops._library import differentiable_once
-from seamseg.ops.reference import wide, widened
+from seamseg.ops._library import differentiable_once, wide, widened
 
 VOID = 255
 """Class of pixels that carry no loss."""
