@@ -34,7 +34,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.reference.nms import nms
+from seamseg.ops.reference.boxes import nms
 from seamseg.structures import Batch, Features, PackedSequence
 
 

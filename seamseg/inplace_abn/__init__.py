@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seamseg.inplace_abn._convert import convert
-from seamseg.inplace_abn._to_batchnorm import to_batchnorm
+from seamseg.inplace_abn._convert import convert, to_batchnorm
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, synchronised_over
 from seamseg.ops.norm import set_group as set_active_group

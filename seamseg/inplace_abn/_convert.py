@@ -1,10 +1,12 @@
-"""Conversion of batch norm and the activation after it to in-place ABN, in a network of any kind."""
+"""Conversion of batch norm and the activation after it to in-place ABN, and back, in a network of any kind."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from seamseg.inplace_abn._equality import check_equal
 from seamseg.inplace_abn._tracing import Forwards, Network, name_of
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.activation import activate, check_activation
-from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, has_hooks
+from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, has_hooks
 from seamseg.utils.output import warn
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -104,7 +106,7 @@ def convert(
     network = Network(copied(module))
     _separate_activations(network)
     if relu is not None:
-        _replace_relu(network, *_parsed(relu))
+        _replace_relu(network, relu)
     reference = None if example is None else copied(network.root)
     conversion = _Conversion(network, small_scales == "clamp", sync)
     reasons = conversion.plan()
@@ -191,27 +193,30 @@ class _Conversion:
             raise _Refused(f"{type(norm).__name__} is a class of its own, derived from batch norm, or has hooks")
         if self._forwards.registered[id(norm)] > 1 or any(self._owners[id(p)] > 1 for p in norm.parameters()):
             raise _Refused("the layer has two names, or shares its parameters")
-        following = _Following() if norm is self.network.root else self._following(name)
+        following = _Following()
+        if norm is not self.network.root:
+            calls = self._calls.get(name, [])
+            if not calls:
+                reason = self._forwards.fixed_around(name) or "no forward uses it"
+                raise _Refused(f"torch.fx finds no call of the layer: {reason}")
+            if len(calls) > 1:
+                raise _Refused(f"the layer is called {len(calls)} times")
+            readers = list(self._forwards.readers(calls[0]))
+            activation = _activation_of(readers[0], self._modules) if len(readers) == 1 else None
+            if activation is not None:
+                following = _Following(*activation, readers[0])
+            else:
+                following = self._with_sum(calls[0]) or following
         self._check_scales(name, norm)
         return following
-
-    def _following(self, name: str) -> _Following:
-        calls = self._calls.get(name, [])
-        if not calls:
-            reason = self._forwards.fixed_around(name) or "no forward uses it"
-            raise _Refused(f"torch.fx finds no call of the layer: {reason}")
-        if len(calls) > 1:
-            raise _Refused(f"the layer is called {len(calls)} times")
-        readers = list(self._forwards.readers(calls[0]))
-        activation = _activation_of(readers[0], self._modules) if len(readers) == 1 else None
-        if activation is not None:
-            return _Following(*activation, readers[0])
-        return self._with_sum(calls[0]) or _Following()
 
     def _with_sum(self, node: fx.Node) -> _Following | None:
         """Return what follows a norm at the end of a residual block; None if it is at no such place."""
         total = next(iter(node.users), None)
-        if total is None or len(node.users) > 1 or not _is_sum(total) or len(total.users) != 1:
+        if total is None or len(node.users) > 1 or len(total.users) != 1 or total.kwargs:
+            return None
+        addends = {argument for argument in total.args if isinstance(argument, fx.Node)}
+        if total.target not in (operator.add, operator.iadd, torch.add) or not len(addends) == len(total.args) == 2:
             return None
         last = next(iter(total.users))
         try:
@@ -265,40 +270,34 @@ class _Conversion:
         if name in self.clamped:
             _clamp(norm)
         if name in self._flips:
-            _flip(norm, *self._flips[name])
+            layer, negative = self._flips[name]
+            sign = torch.where(negative, -1.0, 1.0)
+            mean = [] if norm.running_mean is None else [norm.running_mean]
+            for tensor in (*layer.parameters(recurse=False), norm.weight, *mean):
+                tensor.mul_(sign.to(tensor).view(-1, *[1] * (tensor.dim() - 1)))
         if norm.weight is not None:
             norm.weight.copy_((norm.weight.double() - norm.eps).clamp(min=0))
         kind: type[InPlaceABN] = InPlaceABN if plan.total is None else ResidualABN
         if self._sync or isinstance(norm, nn.SyncBatchNorm):
             kind = InPlaceABNSync if plan.total is None else ResidualABNSync
-        layer = kind(norm.num_features, norm.eps, norm.momentum, False, False, plan.activation, plan.parameter)
-        layer.affine, layer.track_running_stats = norm.affine, norm.track_running_stats
-        layer.weight, layer.bias = norm.weight, norm.bias
-        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-            setattr(layer, buffer, getattr(norm, buffer))
-        if isinstance(layer, InPlaceABNSync):
-            layer.group = getattr(norm, "process_group", None)
-        layer.training = norm.training
-        self.network.replace(name, layer)
+        made = kind(norm.num_features, norm.eps, norm.momentum, False, False, plan.activation, plan.parameter)
+        _take_state(made, norm)
+        if isinstance(made, InPlaceABNSync):
+            made.group = getattr(norm, "process_group", None)
+        self.network.replace(name, made)
 
 
-def _flip(norm: Any, layer: nn.Module, negative: Tensor) -> None:
-    """Change the sign of channels of a norm and of the layer before it."""
-    sign = torch.where(negative, -1.0, 1.0)
-    mean = [] if norm.running_mean is None else [norm.running_mean]
-    for tensor in (*layer.parameters(recurse=False), norm.weight, *mean):
-        tensor.mul_(sign.to(tensor).view(-1, *[1] * (tensor.dim() - 1)))
+def _take_state(made: Any, norm: Any) -> None:
+    """Give a norm the parameters, buffers and mode of another."""
+    for name in ("affine", "track_running_stats", "weight", "bias", "training"):
+        setattr(made, name, getattr(norm, name))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        setattr(made, name, getattr(norm, name))
 
 
 @torch.no_grad()
 def _clamp(norm: Any) -> None:
     norm.weight.copy_(torch.where(norm.weight.abs() < norm.eps, norm.eps, norm.weight))
-
-
-def _is_sum(node: fx.Node) -> bool:
-    addends = [argument for argument in node.args if isinstance(argument, fx.Node)]
-    known = node.op == "call_function" and node.target in (operator.add, operator.iadd, torch.add)
-    return known and len(set(addends)) == len(node.args) == 2 and not node.kwargs
 
 
 def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] | None:
@@ -334,30 +333,117 @@ def _separate_activations(network: Network) -> None:
         seen.add(id(module))
 
 
-def _parsed(relu: str) -> tuple[str, float]:
-    """Return name and parameter of "leaky_relu:0.01"."""
+def _replace_relu(network: Network, relu: str) -> None:
+    """Replace each ReLU of a network, layers and calls of functions, by "leaky_relu:0.01"."""
     name, _, parameter = relu.partition(":")
     try:
         value = float(parameter or _PARAMETERS[name][1])
-        if name not in ("leaky_relu", "elu"):
-            raise ValueError(name)
+        kind = {"leaky_relu": nn.LeakyReLU, "elu": nn.ELU}[name]
     except (KeyError, ValueError):
         raise ValueError(f"convert: relu must be like 'leaky_relu:0.01' or 'elu:1.0', got {relu!r}") from None
     check_activation("convert: relu", name, value, invertible=True)
-    return name, value
-
-
-def _replace_relu(network: Network, name: str, parameter: float) -> None:
-    """Replace each ReLU of a network, layers and calls of functions."""
     for place, module in list(network.slots()):
         if type(module) is nn.ReLU:
-            kind = nn.LeakyReLU if name == "leaky_relu" else nn.ELU
-            made = kind(parameter, module.inplace)
+            made = kind(value, module.inplace)
             made.training = module.training
             network.replace(place, made)
     forwards = Forwards(network)
     for node in forwards.nodes():
         if name_of(node) in ("relu", "relu_"):
             in_place = name_of(node) == "relu_" or bool(_argument(node, "inplace", False))
-            forwards.call(node, getattr(functional, name), parameter, in_place)
+            forwards.call(node, getattr(functional, name), value, in_place)
     forwards.apply()
+
+
+_KINDS = (ABN, InPlaceABN, InPlaceABNSync, ResidualABN, ResidualABNSync)
+_NORM_AFTER: dict[type[nn.Module], type[nn.modules.batchnorm._BatchNorm]] = {
+    nn.Linear: nn.BatchNorm1d,
+    nn.Conv1d: nn.BatchNorm1d,
+    nn.ConvTranspose1d: nn.BatchNorm1d,
+    nn.Conv3d: nn.BatchNorm3d,
+    nn.ConvTranspose3d: nn.BatchNorm3d,
+}
+"""Norms after layers whose output is not `N x C x H x W`."""
+_ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
+    "leaky_relu": lambda slope: nn.LeakyReLU(slope, inplace=True),
+    "elu": lambda alpha: nn.ELU(alpha, inplace=True),
+    "relu": lambda _: nn.ReLU(inplace=True),
+    "identity": lambda _: nn.Identity(),
+}
+
+
+def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) -> nn.Module:
+    """Return a copy of a network with batch norm and an activation in the place of ABN and in-place ABN.
+
+    Each layer becomes `nn.Sequential(norm, activation)`; without an activation (identity) the norm alone. The norm is
+    `BatchNorm2d`; after a linear layer or a one- or three-dimensional convolution in the same `nn.Sequential`,
+    `BatchNorm1d` or `BatchNorm3d`. The scale of in-place ABN, `|weight| + eps`, becomes the weight. State-dict keys of
+    layers with an activation get ".0" before the name of the tensor: `bn1.weight` becomes `bn1.0.weight`.
+
+    The copy computes the same function up to rounding, except that a batch norm in training mode refuses a batch with
+    one value for each channel.
+
+    Parameters
+    ----------
+    module : any network with layers :class:`ABN`, :class:`InPlaceABN` or :class:`InPlaceABNSync`; not changed
+    sync : `SyncBatchNorm` in the place of :class:`InPlaceABNSync`, with its process group
+    example : input of the network (a tuple for several): outputs, gradients and running statistics of the copy are
+        compared with the original, in both modes and in float64
+
+    Raises
+    ------
+    ValueError
+        if a layer has hooks, or a class of its own, derived from these; if the results for `example` differ
+    """
+    network = Network(copied(module))
+    # a copy has no group
+    groups = [getattr(layer, "group", None) for _, layer in Network(module).slots()]
+    before: dict[int, nn.Module] = {}
+    for sequence in network.root.modules():
+        if isinstance(sequence, nn.Sequential):
+            before.update({id(layer): previous for previous, layer in itertools.pairwise(sequence)})
+    made: dict[int, nn.Module] = {}
+    for (name, layer), group in zip(list(network.slots()), groups):
+        if not isinstance(layer, ABN):
+            continue
+        if type(layer) not in _KINDS:
+            raise ValueError(f"to_batchnorm: {name}: {type(layer).__name__} is a class of its own")
+        if has_hooks(layer):
+            raise ValueError(f"to_batchnorm: {name}: the layer has hooks, which the norm would not run")
+        if id(layer) not in made:
+            kind = _NORM_AFTER.get(type(before.get(id(layer), layer)), nn.BatchNorm2d)
+            if sync and isinstance(layer, InPlaceABNSync):
+                kind = nn.SyncBatchNorm
+            made[id(layer)] = _batchnorm(layer, kind, group)
+        network.replace(name, made[id(layer)])
+    if example is not None:
+        check_equal("to_batchnorm", module, network.root, example)
+    return network.root
+
+
+class BatchNormSum(nn.Sequential):
+    """`activation(norm(x) + residual)`: what becomes of the last norm of a residual block."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Map two `N x C x ...` to the same shape."""
+        norm, activation = self
+        y: Tensor = activation(norm(x) + residual)
+        return y
+
+
+@torch.no_grad()
+def _batchnorm(layer: ABN, kind: type[nn.modules.batchnorm._BatchNorm], group: Any) -> nn.Module:
+    """Return a norm with the parameters and buffers of a layer, and its activation."""
+    norm = kind(layer.num_features, layer.eps, layer.momentum, False, False)
+    if isinstance(layer, InPlaceABN) and layer.weight is not None:
+        layer.weight.copy_(layer.weight.double().abs() + layer.eps)
+    _take_state(norm, layer)
+    if isinstance(norm, nn.SyncBatchNorm):
+        norm.process_group = group
+    activation = _ACTIVATIONS[layer.activation](layer.activation_param)
+    result: nn.Module = norm if layer.activation == "identity" else nn.Sequential(norm, activation)
+    if isinstance(layer, ResidualABN):
+        result = BatchNormSum(norm, activation)
+    for part in result.modules():
+        part.training = layer.training
+    return result

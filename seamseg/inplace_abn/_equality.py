@@ -30,7 +30,12 @@ def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any) 
             missing = sorted(results[0].keys() ^ results[1].keys())
             raise ValueError(f"{owner}: only one of both networks has {', '.join(missing[:4])}")
         for name, value in results[0].items():
-            gap = _gap(results[1][name], value)
+            other, gap = results[1][name].double(), 0.0
+            if other.shape != value.shape:
+                gap = float("inf")
+            elif value.numel():
+                scale = value.double().abs().max().clamp(min=1e-6)
+                gap = float((other - value.double()).abs().max() / scale)
             if not gap <= allowed:
                 mode = "training" if training else "evaluation"
                 raise ValueError(f"{owner}: in {mode} mode {name} differs by {gap:.1e} of its largest value")
@@ -38,15 +43,25 @@ def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any) 
 
 def _results(network: nn.Module, inputs: tuple[Any, ...], training: bool, names: nn.Module) -> dict[str, Tensor]:
     """Return outputs, gradients and buffers by name: of parameters and buffers that in the network `names`."""
+
+    def double(leaf: Any) -> Any:
+        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.detach().to(torch.float64, copy=True).requires_grad_() if floating else leaf
+
     network = copy.deepcopy(network).double().train(training).requires_grad_()
-    given = tree_map(_double, inputs)
+    given, loss = tree_map(double, inputs), torch.zeros((), dtype=torch.float64)
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(0)
         outputs = [leaf for leaf in tree_leaves(network(*given)) if isinstance(leaf, Tensor)]
         found = {f"output {i}": output.detach().clone() for i, output in enumerate(outputs)}
-        loss = sum(_projection(o) for o in outputs if o.is_floating_point() and o.requires_grad)
-        if isinstance(loss, Tensor):
-            loss.backward()
+        for output in outputs:
+            if output.is_floating_point() and output.requires_grad:
+                # depends on each value in its own way
+                generator = torch.Generator().manual_seed(output.numel())
+                weight = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+                loss = loss.to(output.device) + (output * weight.to(output)).sum()
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
     for (name, _), parameter in zip(names.named_parameters(), network.parameters(), strict=True):
         if parameter.grad is not None:
             found[f"gradient of {name}"] = parameter.grad.abs()
@@ -55,24 +70,3 @@ def _results(network: nn.Module, inputs: tuple[Any, ...], training: bool, names:
             found[f"gradient of input {i}"] = leaf.grad
     buffers = zip(names.named_buffers(), network.buffers(), strict=True)
     return {**found, **{name: buffer.abs() for (name, _), buffer in buffers}}
-
-
-def _double(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-        return leaf
-    return leaf.detach().to(torch.float64, copy=True).requires_grad_()
-
-
-def _projection(output: Tensor) -> Tensor:
-    """Return a scalar that depends on each value of an output in its own way."""
-    generator = torch.Generator().manual_seed(output.numel())
-    return (output * torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)).sum()
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    if a.shape != b.shape:
-        return float("inf")
-    if not a.numel():
-        return 0.0
-    scale = b.double().abs().max().clamp(min=1e-6)
-    return float((a.double() - b.double()).abs().max() / scale)

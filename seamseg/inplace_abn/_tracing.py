@@ -63,9 +63,16 @@ class Forwards:
                 self._trace(name, module)
 
     def _trace(self, name: str, module: nn.Module) -> None:
+        problem = None
         try:
             graph = _traced(module)
-            problem = "is registered under two names" if self.registered[id(module)] > 1 else _obstacle(module)
+            if self.registered[id(module)] > 1:
+                problem = "is registered under two names"
+            elif has_hooks(module):
+                problem = "has hooks"
+            for parameter in inspect.signature(module.forward).parameters.values():
+                if parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR"):
+                    problem = problem or f"has the optional argument {parameter.name!r}"
         except Exception as error:
             problem = " ".join(str(error).split())[:120] or type(error).__name__
         if problem is not None:
@@ -92,14 +99,12 @@ class Forwards:
         """Return the nodes that read a result, and by which node, beyond `nn.Identity` and the end of a `forward`."""
         found: dict[fx.Node, fx.Node] = {}
         for user in node.users:
-            further = [user] if user.op == "call_module" and self._is_identity(user) else []
+            called = user.meta.get("module")
+            further = [user] if called is not None and type(self.modules[called]) is nn.Identity else []
             if user.op == "output" and user.args[0] is node and len(self.calls[user.meta["owner"]]) == 1:
                 further = self.calls[user.meta["owner"]]
             found |= self.readers(further[0]) if further else {user: node}
         return found
-
-    def _is_identity(self, node: fx.Node) -> bool:
-        return type(self.modules[node.meta["module"]]) is nn.Identity
 
     def remove(self, node: fx.Node) -> None:
         """Replace the result of a call by its input."""
@@ -137,7 +142,12 @@ class Forwards:
         # inner ones first
         for name in sorted(self._changed, key=len, reverse=True):
             owner = self._network.root.get_submodule(name)
-            self._network.replace(name, _with_graph(owner, self._graphs[name]))
+            made = fx.GraphModule(owner, self._graphs[name], type(owner).__name__)
+            made.__dict__.update({k: v for k, v in owner.__dict__.items() if k not in made.__dict__})
+            made._modules = dict(owner._modules)
+            made._parameters, made._buffers = dict(owner._parameters), dict(owner._buffers)
+            made.training = owner.training
+            self._network.replace(name, made)
 
 
 def _traced(module: nn.Module) -> fx.Graph:
@@ -154,16 +164,6 @@ def _traced(module: nn.Module) -> fx.Graph:
     if str(graphs[0]) != str(graphs[1]):
         raise ValueError("depends on the training mode")
     return graphs[0]
-
-
-def _obstacle(module: nn.Module) -> str | None:
-    """Return why a `forward` with a graph must not be rewritten; None if it may."""
-    if has_hooks(module):
-        return "has hooks"
-    for parameter in inspect.signature(module.forward).parameters.values():
-        if parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR"):
-            return f"has the optional argument {parameter.name!r}"
-    return None
 
 
 def _recorded(function: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
@@ -188,13 +188,3 @@ def name_of(node: fx.Node) -> str:
     """Return the name of the function or method that a node calls; empty for other nodes."""
     called = node.target if node.op in ("call_function", "call_method") else ""
     return called if isinstance(called, str) else getattr(called, "__name__", "")
-
-
-def _with_graph(owner: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """Return a module that runs a graph, with all state and attributes of another."""
-    made = fx.GraphModule(owner, graph, type(owner).__name__)
-    made.__dict__.update({k: v for k, v in owner.__dict__.items() if k not in made.__dict__})
-    made._modules = dict(owner._modules)
-    made._parameters, made._buffers = dict(owner._parameters), dict(owner._buffers)
-    made.training = owner.training
-    return made

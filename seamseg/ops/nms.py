@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seamseg.ops._library import define
-from seamseg.ops.reference import nms as reference
+from seamseg.ops.reference import boxes as reference
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None) -> Tensor:

@@ -168,7 +168,14 @@ class InPlaceABN(ABN):
             return defer_scale_gradient(y, scale, 1) if y.dtype in (torch.float16, torch.bfloat16) else (y, None)
         assert isinstance(layer.weight, Tensor)
         kernel, deferred = defer_scale_gradient(layer.weight, scale, dim)
-        return _run_with(layer, kernel, x), deferred
+        # functional_call, for any layer, takes as long as three convolutions do to start
+        if isinstance(layer, nn.Linear):
+            return functional.linear(x, kernel, layer.bias), deferred
+        if isinstance(layer, nn.ConvTranspose2d):
+            shape: Any = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+            return functional.conv_transpose2d(x, kernel, layer.bias, *shape), deferred
+        assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        return layer._conv_forward(x, kernel, layer.bias), deferred
 
     def add(
         self, x: Tensor, residual: Tensor, activation: str, activation_param: float, deferred: Tensor | None = None
@@ -325,19 +332,6 @@ def _output_channels(layer: nn.Module) -> int | None:
     if is_plain(layer, nn.ConvTranspose2d):
         return 1 if layer.groups == 1 else None
     return 0 if is_plain(layer, nn.Conv1d, nn.Conv3d, nn.Linear, *CONVOLUTIONS) else None
-
-
-def _run_with(layer: nn.Module, kernel: Tensor, x: Tensor) -> Tensor:
-    """Return `layer(x)` with another kernel, for the layers of :func:`_output_channels`."""
-    # functional_call, for any layer, takes as long as three convolutions do to start
-    if isinstance(layer, nn.Linear):
-        return functional.linear(x, kernel, layer.bias)
-    if isinstance(layer, nn.ConvTranspose2d):
-        shape: Any = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-        return functional.conv_transpose2d(x, kernel, layer.bias, *shape)
-    assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    y: Tensor = layer._conv_forward(x, kernel, layer.bias)
-    return y
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from seamseg.ops.boxes import (
 )
 from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.reference import boxes as plain
-from seamseg.ops.reference import nms as plain_nms
 
 
 def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
@@ -138,7 +137,7 @@ def test_wrong_arguments_of_nms():
         nms(torch.rand(3, 5), torch.rand(3), 0.5)
     for wrong in ((boxes[:, :3], boxes[:, 0], None), (boxes, torch.rand(2), None), (boxes, boxes[:, 0], torch.ones(2))):
         with pytest.raises(RuntimeError, match="nms: boxes must be N x 4, scores and groups N"):
-            plain_nms.nms(*wrong[:2], 0.5, 0, wrong[2])
+            plain.nms(*wrong[:2], 0.5, 0, wrong[2])
 
 
 def test_without_a_limit_all_boxes_that_overlap_none_are_kept():
@@ -193,12 +192,12 @@ def test_nms_equals_plain(count, threshold, n_max, data):
     groups = torch.randint(-2, n_groups, (count,), generator=generator) if n_groups else None
     if groups is not None and n_groups == 3:
         groups = groups * 2**61
-    wanted = plain_nms.nms(boxes, scores, threshold, n_max, groups)
+    wanted = plain.nms(boxes, scores, threshold, n_max, groups)
     assert nms(boxes, scores, threshold, n_max, groups).tolist() == wanted.tolist()
     indices, number = nms_fixed(boxes, scores, threshold, n_max, groups)
     assert indices[: int(number)].tolist() == wanted.tolist()
     assert (indices[int(number) :] == -1).all()
-    exactly((indices, number), plain_nms.nms_fixed(boxes, scores, threshold, n_max, groups))
+    exactly((indices, number), plain.nms_fixed(boxes, scores, threshold, n_max, groups))
 
 
 @pytest.mark.parametrize("n_groups", [1, 65])
@@ -207,7 +206,7 @@ def test_nms_of_many_boxes_for_any_number_of_threads(n_groups):
     boxes = torch.rand(4000, 4, generator=generator) * 300
     boxes[:, 2:] = boxes[:, :2] + 5 + boxes[:, 2:] / 5
     scores, groups = torch.rand(4000, generator=generator), torch.randint(0, n_groups, (4000,), generator=generator)
-    wanted = plain_nms.nms(boxes, scores, 0.5, 200, groups)
+    wanted = plain.nms(boxes, scores, 0.5, 200, groups)
     assert torch.equal(same_with_threads(lambda: nms(boxes, scores, 0.5, 200, groups)), wanted)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,46 +56,31 @@ def upsample_fusion(logits: Sequence[Tensor], height: int, width: int, mode: str
     scores = torch.empty((height, width), dtype=wide(logits[0].dtype), device=logits[0].device)
     for start, stop in _chunks(logits[0], classes):
         views = (_Rows(view, (height, width), width, start, stop).upsample().softmax(0) for view in logits)
-        scores[start:stop], classes[start:stop] = _FUSIONS[mode](views, len(logits))
+        total = next(views)
+        score, best = total.max(0)
+        if mode == "mean":
+            for view in views:
+                total.add_(view)
+            score, best = total.div_(len(logits)).max(0)
+        elif mode == "max":
+            for view in views:
+                other_score, other = view.max(0)
+                surer = other_score > score
+                score, best = torch.where(surer, other_score, score), torch.where(surer, other, best)
+        else:
+            votes = torch.zeros_like(total).scatter_(0, best[None], 1)
+            total.mul_(votes)
+            for view in views:
+                score, best = view.max(0)
+                votes.scatter_add_(0, best[None], torch.ones_like(score)[None])
+                total.scatter_add_(0, best[None], score[None])
+            number, best = votes.max(0)
+            score = total.gather(0, best[None])[0] / number
+        scores[start:stop], classes[start:stop] = score, best
     return classes, scores
 
 
-def _fuse_by_mean(views: Iterator[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    total = next(views)
-    for view in views:
-        total.add_(view)
-    score, best = total.div_(count).max(0)
-    return score, best
-
-
-def _fuse_by_max(views: Iterator[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    score, best = next(views).max(0)
-    for view in views:
-        other_score, other = view.max(0)
-        surer = other_score > score
-        score, best = torch.where(surer, other_score, score), torch.where(surer, other, best)
-    return score, best
-
-
-def _fuse_by_voting(views: Iterator[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    votes: Tensor | None = None
-    for view in views:
-        score, best = view.max(0, keepdim=True)
-        if votes is None:
-            votes, total = torch.zeros_like(view), torch.zeros_like(view)
-        votes.scatter_add_(0, best, torch.ones_like(score))
-        total.scatter_add_(0, best, score)
-    assert votes is not None
-    number, best = votes.max(0, keepdim=True)
-    return (total.gather(0, best) / number)[0], best[0]
-
-
-_FUSIONS: dict[str, Callable[[Iterator[Tensor], int], tuple[Tensor, Tensor]]] = {
-    "mean": _fuse_by_mean,
-    "max": _fuse_by_max,
-    "voting": _fuse_by_voting,
-}
-FUSIONS = tuple(_FUSIONS)
+FUSIONS = ("mean", "max", "voting")
 """Modes of :func:`upsample_fusion`."""
 
 
