@@ -42,12 +42,12 @@ def tile_count(size: int, dilation: int) -> int:
 
 
 def winograd_input(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
-    """See :func:`seamseg.ops.winograd.winograd_input`; arguments are not checked."""
+    """See :func:`seamseg.ops.fused.winograd_input`; arguments are not checked."""
     return _transformed(x, transforms()[0], dilation, first, rows)
 
 
 def winograd_gradient(dy: Tensor, dilation: int, first: int, rows: int) -> Tensor:
-    """See :func:`seamseg.ops.winograd.winograd_gradient`; arguments are not checked."""
+    """See :func:`seamseg.ops.fused.winograd_gradient`; arguments are not checked."""
     return _transformed(dy, transforms()[2].T, dilation, first, rows)
 
 
@@ -76,7 +76,7 @@ def winograd_output(
     first: int,
     rows: int,
 ) -> None:
-    """See :func:`seamseg.ops.winograd.winograd_output`; arguments are not checked."""
+    """See :func:`seamseg.ops.fused.winograd_output`; arguments are not checked."""
     (n, height, width, channels), d, columns = out.shape, dilation, tile_count(out.shape[2], dilation)
     y = transforms()[2].to(out) @ torch.stack(products).view(36, -1)
     y = y.view(4, 4, n, d, rows, d, columns, channels).permute(2, 4, 0, 3, 6, 1, 5, 7)
