@@ -15,7 +15,6 @@ from seamseg.checkpoints.hub import quiet_hub
 from seamseg.checkpoints.imagenet import (
     ARCHITECTURES,
     body_tensors,
-    check_network,
     download,
     refuse_old_release,
     resnet_prefixes,
@@ -176,6 +175,8 @@ def _load_classifier(backbone: Backbone, state: Mapping[str, Tensor], part: str,
     """Load a backbone that was trained as a classifier, whose last layer is skipped."""
     refuse_old_release(path)
     own = backbone.state_dict()
-    check_network(state, backbone.name, own, path)
     state = {key: value for key, value in state.items() if key in own or not key.startswith("classifier.")}
-    return load_module(backbone, state, part)
+    report = load_module(backbone, state, part)
+    if report.skipped:
+        raise InputError(f"{path}: is of another network than {backbone.name}, or with another input_3x3: {report}")
+    return report

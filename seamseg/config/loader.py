@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import Field, fields
 from functools import cache
 from importlib import resources
@@ -81,33 +82,37 @@ def config_from_string(
     configuration, and needs no components.
     """
     strict = trusted is not None
-    files = [_Layer(read_ini(text, source), source, trusted)]
-    if files[0].given.get("general", {}).get("base"):
-        files = _with_bases(files)
-    loaded = load_components(overrides, files, exported)
-    files = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in files]
+    layers = [_Layer(read_ini(text, source), source, trusted)]
+    if layers[0].given.get("general", {}).get("base"):
+        layers = _with_bases(layers)
+    loaded = load_components(overrides, layers, exported)
+    layers = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in layers]
     changes: _Texts = {}
     for override in overrides:
         section, key, value = split_override(override)
-        for name, values in _checked({section: {key: value}}, f"`overrides={override}`").items():
-            changes.setdefault(name, {}).update(values)
+        ((name, values),) = _checked({section: {key: value}}, f"`overrides={override}`").items()
+        changes.setdefault(name, {}).update(values)
     if changes.get("general", {}).get("base"):
         raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
-    texts = _with_defaults(_merged([*files, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC))
+    given, sources = _merged([*layers, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC)
 
-    own = dict(files[-1].given)
-    if stated := [layer.given["general"]["kind"] for layer in files if "kind" in layer.given.get("general", {})]:
-        # a file without a kind has the kind of its base
-        own["general"] = {**own.get("general", {}), "kind": stated[-1]}
-    if len(files) > 1:
-        _drop_replaced(texts, {*own, *changes})
+    network = kind_of_network(given["general"]["kind"], given["general"].get("network", SEAMLESS))
+    unused = [name for name in sources if name[0] in SECTIONS and not network.uses(*name)]
+    ignored = {(section, key): given[section].pop(key) for section, key in unused if key in given[section]}
+    texts = _with_defaults(given)
+    # of a base, the sections of components that the configuration, or an override, replaces by others
+    inherited = [name for name in texts if name not in {*SECTIONS, *layers[-1].given, *changes}]
+    for kind, part in filter(None, map(components.parse_section, inherited)):
+        if _chosen(texts, kind) not in (part, None):
+            del texts[f"{kind} {part}"]
     for component in components.added_by(loaded) if loaded else ():
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
     if loaded and (strict or "components" in changes.get("general", {})):
         texts["general"]["components"] = ", ".join(loaded)
-    _reset_ignored(texts, own, changes, source)
-    return _typed(texts, f"{source} with {_OVERRIDES}" if changes else source, changes, strict, exported)
+    for name, value in ignored.items():
+        _check_ignored(*name, value, texts, sources[name], layers)
+    return _typed(texts, sources, f"{source} with {_OVERRIDES}" if changes else source, strict, exported)
 
 
 def _read_text(path: Path, named_by: str = "") -> str:
@@ -137,7 +142,7 @@ def _with_bases(layers: list[_Layer]) -> list[_Layer]:
 
 
 def _checked(given: _Texts, source: str, strict: bool = True) -> _Texts:
-    """Return the values with the sections of components as `KIND NAME`; InputError for a wrong section, key or value.
+    """Return the values with the sections of components as `KIND NAME`; InputError for an unknown section or key.
 
     Components that are not imported are not checked: with `strict`, only those of the package that a process does not
     need.
@@ -153,24 +158,23 @@ def _checked(given: _Texts, source: str, strict: bool = True) -> _Texts:
             if not strict or (components.KINDS[part[0]].defaults and not built_in):
                 continue
         cls = SECTIONS[section] if part is None else components.find(*part, where=f"{source}: [{section:.80}]: ").keys
-        specs = {spec.name: spec for spec in fields(cls)}
-        for key, text in values.items():
-            if key not in specs:
-                raise InputError(f"{source}: unknown key {key!r:.80} in [{section}]{_nearest(key, specs, section)}")
-            if not specs[key].metadata.get("component"):
-                _parsed(cls, section, specs[key], text, _OVERRIDES if source.startswith("`") else source)
+        known = [spec.name for spec in fields(cls)]
+        if unknown := next((key for key in values if key not in known), None):
+            raise InputError(f"{source}: unknown key {unknown!r:.80} in [{section}]{_nearest(unknown, known, section)}")
     return found
 
 
-def _merged(layers: Sequence[_Layer], kind: str) -> _Texts:
-    """Return the values of the last layer over the others.
+def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, dict[tuple[str, str], str]]:
+    """Return the values of the last layer over the others, and the source of each by section and key.
 
     A layer that names another body does not inherit the layout of the last one, nor, unless it consists of overrides,
     its `body_params`. It has the weights of the losses of its own kind.
     """
     given: _Texts = {"general": {}, "body": {}}
+    sources: dict[tuple[str, str], str] = {}
     for values, source, _ in layers:
         own_kind = values.get("general", {}).get("kind", kind)
+        _parsed(SECTIONS["general"], "general", fields(SECTIONS["general"])[0], own_kind, source)
         body = values.get("body", {})
         replaced: tuple[tuple[str, str], ...] = ()
         if body.get("body", given["body"].get("body")) != given["body"].get("body"):
@@ -183,68 +187,49 @@ def _merged(layers: Sequence[_Layer], kind: str) -> _Texts:
             _convert_weights(given, kind, own_kind)
         for section, texts in values.items():
             given.setdefault(section, {}).update(texts)
+            sources |= {(section, key): source for key in texts}
         kind = own_kind
     given["general"]["kind"] = kind
-    return given
+    return given, sources
 
 
 def _with_defaults(given: _Texts) -> _Texts:
     """Return the values over the defaults of their kind of network, and of their network and body."""
-    merged = {section: dict(values) for section, values in _defaults(given["general"]["kind"]).items()}
+    texts = {section: dict(values) for section, values in _defaults(given["general"]["kind"]).items()}
     network = given["general"].get("network", SEAMLESS)
     if network != SEAMLESS and components.is_registered("network", network):
         for name, value in getattr(components.find("network", network).make, "defaults", {}).items():
             section, _, key = name.partition(".")
-            merged[section][key] = value
+            texts[section][key] = value
     for section, values in given.items():
-        merged.setdefault(section, {}).update(values)
-    for (section, key), text in _layout_texts(merged).items():
-        if key not in given.get(section, {}):
-            merged[section][key] = text
-    return merged
-
-
-def _layout_texts(texts: _Texts) -> dict[tuple[str, str], str]:
-    """Return channels, strides and inputs of the body by (section, key); empty if they are not known."""
+        texts.setdefault(section, {}).update(values)
     try:
         params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
     except ValueProblem:
         params = {}  # an error when the section is read
-    layout = layout_of(texts["body"]["body"], params)
-    if layout is None:
-        return {}
-    values = (layout.out_channels, layout.out_strides, list(layout.inputs))
-    return dict(zip(_LAYOUT, map(json.dumps, values)))
-
-
-def _drop_replaced(texts: _Texts, own: Collection[str]) -> None:
-    """Remove the sections of components of a base that the configuration, or an override, replaces by others."""
-    for section in [section for section in texts if section not in SECTIONS and section not in own]:
-        kind, name = components.parse_section(section) or ("", "")
-        chooser, _, key = components.KINDS[kind].key.partition(".")
-        if key and texts[chooser][key] != name:
-            del texts[section]
+    if layout := layout_of(texts["body"]["body"], params):
+        values_of_body = (layout.out_channels, layout.out_strides, list(layout.inputs))
+        for (section, key), value in zip(_LAYOUT, values_of_body):
+            if key not in given.get(section, {}):
+                texts[section][key] = json.dumps(value)
+    return texts
 
 
 def load_components(overrides: Sequence[str], files: Sequence[_Layer] = (), exported: bool = False) -> list[str]:
     """Import the components that overrides and files of the user name, and recipes that a model names; return names."""
     loaded = []
     for given, _, folder in files:
-        names = list(filter(None, map(str.strip, given.get("general", {}).get("components", "").split(","))))
+        names = given.get("general", {}).get("components", "").split(",")
         if folder is None:
             # a model names modules of this package only
-            names = [name for name in names if not exported and _is_recipe(name)]
-        loaded += components.load(names, folder) if names else []
-    changes = map(split_override, overrides)
-    asked = [value for section, key, value in changes if (section, key) == ("general", "components")]
-    loaded += components.load(",".join(asked).split(",")) if asked else []
+            parts = [name.strip().rpartition(".") for name in names if not exported]
+            names = ["".join(part) for part in parts if part[0] in RECIPES and part[2].isidentifier()]
+            names = [name for name in names if find_spec(name) is not None]
+        loaded += components.load(names, folder)
+    for section, key, value in map(split_override, overrides):
+        if (section, key) == ("general", "components"):
+            loaded += components.load(value.split(","))
     return list(dict.fromkeys(loaded))
-
-
-def _is_recipe(name: str) -> bool:
-    """Return whether a name belongs to a module of a package in :data:`RECIPES`; a name with `.py` is a file."""
-    package, _, module = name.rpartition(".")
-    return package in RECIPES and module.isidentifier() and module != "py" and find_spec(name) is not None
 
 
 def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
@@ -313,43 +298,34 @@ def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
     text = texts.get("optimizer", {}).get("loss_weights")
     if text is None or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
         return
-    weights = parse_value(text, tuple[float, ...], {})
-    if len(weights) == len(KINDS[own].losses) > len(KINDS[asked].losses):
-        named = dict(zip(KINDS[own].losses, weights))
-        texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
+    with suppress(ValueProblem):  # an error when the section is read
+        weights = parse_value(text, tuple[float, ...], {})
+        if len(weights) == len(KINDS[own].losses) > len(KINDS[asked].losses):
+            named = dict(zip(KINDS[own].losses, weights))
+            texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
-def _reset_ignored(texts: _Texts, file: _Texts, changes: _Texts, source: str) -> None:
-    """Set keys that the network ignores to their defaults; InputError for those that `file` or an override has set."""
-    kind, network = texts["general"]["kind"], texts["general"]["network"]
-    uses = kind_of_network(kind, network).uses
-    defaults = {section: dict(values) for section, values in _defaults(kind).items()}
-    defaults["body"] |= {key: texts["body"][key] for key in ("body", "body_params")}
-    for (section, key), text in _layout_texts(defaults).items():
-        defaults[section][key] = text
-    for section, cls in SECTIONS.items():
-        for spec in fields(cls):
-            text, default = texts[section][spec.name], defaults[section][spec.name]
-            if uses(section, spec.name) or text == default:
-                continue
-            changed = spec.name in changes.get(section, {})
-            origin = _OVERRIDES if changed else source
-            is_set = spec.metadata["component"] is not None or (
-                _parsed(cls, section, spec, text, origin) != _parsed(cls, section, spec, default, source)
-            )
-            if is_set and (changed or _is_refused(file, section, spec)):
-                which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
-                raise InputError(f"{origin}: [{section}] {spec.name} has no effect on {which}: remove it")
-            texts[section][spec.name] = default
+def _check_ignored(section: str, key: str, text: str, texts: _Texts, source: str, layers: Sequence[_Layer]) -> None:
+    """Raise InputError for a value that the network of `texts` ignores and that was meant for it, if it changes one.
 
-
-def _is_refused(file: _Texts, section: str, spec: Field[Any]) -> bool:
-    """Return whether a file sets a key that its own network ignores; not those that the original ignores as well."""
-    general = file.get("general", {})
-    kind = general.get("kind", PANOPTIC)
-    if kind not in KINDS or spec.name not in file.get(section, {}) or not ("kind" in general or spec.metadata["ours"]):
-        return False
-    return not kind_of_network(kind, general.get("network", SEAMLESS)).uses(section, spec.name)
+    A file may set what its own network uses and, if no file states a kind, what the original ignores as well.
+    """
+    cls = SECTIONS[section]
+    spec = next(spec for spec in fields(cls) if spec.name == key)
+    kinds = [layer.given["general"]["kind"] for layer in layers if "kind" in layer.given.get("general", {})]
+    network = layers[-1].given.get("general", {}).get("network", SEAMLESS)
+    meant = source == _OVERRIDES
+    if source == layers[-1].source and (kinds or spec.metadata["ours"]):
+        meant = not kind_of_network(kinds[-1] if kinds else PANOPTIC, network).uses(section, key)
+    default = texts[section][key]
+    differs = text != default and (
+        spec.metadata["component"] is not None
+        or _parsed(cls, section, spec, text, source) != _parsed(cls, section, spec, default, source)
+    )
+    if meant and differs:
+        kind, network = texts["general"]["kind"], texts["general"]["network"]
+        which = f"networks of kind {kind}" if network == SEAMLESS else f"the network {network}"
+        raise InputError(f"{source}: [{section}] {key} has no effect on {which}: remove it")
 
 
 def split_override(override: str) -> tuple[str, str, str]:
@@ -362,21 +338,25 @@ def split_override(override: str) -> tuple[str, str, str]:
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, source: str, changes: _Texts, strict: bool, exported: bool) -> Config:
+def _typed(texts: _Texts, sources: dict[tuple[str, str], str], source: str, strict: bool, exported: bool) -> Config:
     """Return the configuration of the values, once it is checked as a whole."""
     sections, parts = {}, {}
     for name, cls in SECTIONS.items():
         values = {}
         for spec in fields(cls):
-            text, kind = texts[name][spec.name], spec.metadata["component"]
+            text, kind, origin = (
+                texts[name][spec.name],
+                spec.metadata["component"],
+                sources.get((name, spec.name), source),
+            )
             if kind is None or text in spec.metadata["choices"]:
-                values[spec.name] = _parsed(cls, name, spec, text, source)
+                values[spec.name] = _parsed(cls, name, spec, text, origin)
                 continue
             values[spec.name] = text
             if components.is_registered(kind, text):
                 texts.setdefault(components.find(kind, text).section, {})
             elif strict or (components.KINDS[kind].needed and not exported):
-                where = f"{source}: [{name}] {spec.name} = {text:.80}: "
+                where = f"{origin}: [{name}] {spec.name} = {text:.80}: "
                 components.find(kind, text, spec.metadata["choices"], where)
         sections[name] = cls(**values)
     for name in [section for section in texts if section not in SECTIONS]:
@@ -386,14 +366,20 @@ def _typed(texts: _Texts, source: str, changes: _Texts, strict: bool, exported: 
             continue
         cls, given = components.find(kind, part).keys, texts[name]
         specs = [spec for spec in fields(cls) if spec.name in given]
-        parts[name] = cls(**{spec.name: _parsed(cls, name, spec, given[spec.name], source) for spec in specs})
+        origins = [sources.get((name, spec.name), source) for spec in specs]
+        parts[name] = cls(**{s.name: _parsed(cls, name, s, given[s.name], o) for s, o in zip(specs, origins)})
+        if strict and (chosen := _chosen(texts, kind)) not in (part, None):
+            key = components.KINDS[kind].key.replace(".", "] ")
+            raise InputError(f"{source}: [{name}] has no effect: [{key} is {chosen}")
     config = Config(texts=texts, parts=parts, **sections)
-    for name in parts if strict else ():
-        kind, part = components.parse_section(name) or ("", "")
-        if (key := components.KINDS[kind].key) and part != (chosen := config.chosen(kind)):
-            raise InputError(f"{source}: [{name}] has no effect: [{key.replace('.', '] ')} is {chosen}")
     check(config, source)
     return config
+
+
+def _chosen(texts: _Texts, kind: str) -> str | None:
+    """Return the component of a kind that a key names, without an argument; None for kinds that sections add."""
+    section, _, key = components.KINDS[kind].key.partition(".")
+    return texts[section][key].partition(":")[0] if key else None
 
 
 def _parsed(cls: type, section: str, spec: Field[Any], text: str, origin: str) -> Any:

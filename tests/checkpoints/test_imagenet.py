@@ -17,10 +17,10 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from seamseg.checkpoints import imagenet, pretrained
-from seamseg.checkpoints.imagenet import ARCHITECTURES, body_key, convert_backbone, network_of, rename
+from seamseg.checkpoints.imagenet import ARCHITECTURES, body_key, convert_backbone, rename
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.cli.main import main
-from seamseg.models.backbones import BACKBONES, FPN, FPNBody, build_backbone
+from seamseg.models.backbones import FPN, FPNBody, build_backbone
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
 from seamseg.ops.norm import InPlaceABN
 from seamseg.utils.errors import InputError, SeamsegError
@@ -72,26 +72,19 @@ def test_values_that_are_not_finite(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stored", "options", "body", "message"),
+    ("stored", "options", "body"),
     [
-        ("resnext50", {}, "resnet50", "holds a resnext50, the network is a resnet50"),
-        ("densenet121", {}, "resnext50", "holds a densenet121, the network is a resnext50"),
-        ("resnext50", {"input_3x3": True}, "resnext50", "begins with three 3x3 convolutions: set input_3x3 to true"),
+        ("resnext50", {}, "resnet50"),
+        ("densenet121", {}, "resnext50"),
+        ("resnext50", {"input_3x3": True}, "resnext50"),
     ],
 )
-def test_weights_of_another_network_are_refused(stored, options, body, message, tmp_path):
+def test_weights_of_another_network_are_refused(stored, options, body, tmp_path):
     with narrow_networks():
         published(tmp_path / "net", stored, **options)
-        with pytest.raises(InputError, match=message) as caught:
+        with pytest.raises(InputError, match=f"^.*: is of another network than {body}, or .*, skipped") as caught:
             load_body_weights(with_body(body), str(tmp_path / "net"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", [n for n in BACKBONES if n.endswith(("18", "34", "50", "16", "38", "121"))])
-def test_a_network_is_known_by_its_keys(name):
-    with torch.device("meta"):
-        assert network_of(build_backbone(name, InPlaceABN).state_dict()) == name
-    assert network_of(["conv1.weight", "layer1.0.conv1.weight"]) is None
 
 
 def test_files_of_the_first_release_are_refused_by_checksum(tmp_path, monkeypatch):

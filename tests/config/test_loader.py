@@ -133,7 +133,7 @@ def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_
     assert made == default_config("detection")
     assert config_from_string(config_to_string(made)) == made
     message = problem(text.replace("[general]", "[general]\nkind = detection"))
-    assert message == "my.ini: [general] min_stuff_area has no effect on networks of kind detection: remove it"
+    assert message == "my.ini: [sem] ohem has no effect on networks of kind detection: remove it"
     assert "[sem] ohem = -1.0: expected" in problem("[sem]\nohem = -1.0", "detection")
 
 

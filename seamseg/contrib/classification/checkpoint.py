@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import load_built
-from seamseg.checkpoints.imagenet import check_network, refuse_old_release, without_prefix
+from seamseg.checkpoints.imagenet import refuse_old_release, without_prefix
 from seamseg.checkpoints.model_path import (
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,
@@ -140,14 +140,7 @@ def load_checkpoint(
     """
     name = str(weights_at(path))
     snapshot = read_checkpoint(name, config)
-
-    def build() -> Classifier:
-        net = Classifier(build_classifier(config), BatchOptions(channels_last))
-        if "blocks" not in config.network.params:
-            check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), name)
-        return net
-
-    net, _ = load_built(build, snapshot, name)
+    net, _ = load_built(lambda: Classifier(build_classifier(config), BatchOptions(channels_last)), snapshot, name)
     names = (snapshot.metadata or {}).get("categories")
     return net, list(names) if isinstance(names, list) else []
 
