@@ -23,13 +23,7 @@ from seamseg.checkpoints.model_path import (
     read_object,
     snapshot_in,
 )
-from seamseg.checkpoints.snapshot import (
-    LoadReport,
-    Snapshot,
-    load_into,
-    load_tensors,
-    parse_snapshot,
-)
+from seamseg.checkpoints.snapshot import LoadReport, Snapshot, load_into, load_tensors, parse_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.data.input_size import InputSize, reference_size
@@ -76,7 +70,12 @@ def open_model(
     loading = (chosen if len(other) == len(overrides) else _config(found, snapshot, config, other, own)).dataloader
     reference = reference_size(loading.shortest_size, loading.longest_max_size)
     metadata = _metadata(found, snapshot, meta)
-    _check_kind(snapshot, own, chosen, found.name)
+    network = chosen.general.network
+    if (WHOLE in snapshot.state_dict) != (network != SEAMLESS):
+        raise InputError(f"{found.name}: holds another network than [general] network = {network} of its configuration")
+    have, need = KINDS[own], KINDS[chosen.kind]
+    if network == SEAMLESS and not ({*need.modules} <= {*have.modules} and {*need.losses} <= {*have.losses}):
+        raise InputError(f"{found.name}: is a model for {own}, not for {chosen.kind}")
     check_classes(snapshot, metadata, found.name)
     return ModelFile(chosen, metadata, snapshot, found.name, found.licence, reference)
 
@@ -270,18 +269,6 @@ def kind_of(snapshot: Snapshot, name: str) -> str:
     # layers of a custom head have other names
     masks = any("roi_msk" in layer for layer in layers) or not any("roi_cls" in layer for layer in layers)
     return next((kind for kind in whole if masks or not KINDS[kind].has_masks), whole[0])
-
-
-def _check_kind(snapshot: Snapshot, own: str, config: Config, name: str) -> None:
-    """Raise InputError if a snapshot, of the kind `own`, lacks parts of the network of a configuration."""
-    kind, network = config.kind, config.general.network
-    if (WHOLE in snapshot.state_dict) != (network != SEAMLESS):
-        raise InputError(f"{name}: holds another network than [general] network = {network} of its configuration")
-    if network != SEAMLESS:
-        return
-    have, need = KINDS[own], KINDS[kind]
-    if not (set(need.modules) <= set(have.modules) and set(need.losses) <= set(have.losses)):
-        raise InputError(f"{name}: is a model for {own}, not for {kind}")
 
 
 def check_classes(

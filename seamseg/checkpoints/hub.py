@@ -122,17 +122,11 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
         advice = "download it elsewhere with `hf download --local-dir` and name its folder"
         text = f"{uri}: not in the cache, or not completely, and {why}; {advice}"
         return InputError(text) if offline else SeamsegError(text)
-    known = {
-        errors.GatedRepoError: "access is restricted: ask for it on the page of the repository, then log in",
-        errors.RepositoryNotFoundError: "no such repository; for a private one log in with `hf auth login` or set "
-        "HF_TOKEN",
-        errors.RevisionNotFoundError: "the repository has no such revision",
-    }
-    for kind, text in known.items():
-        if isinstance(error, kind):
-            return InputError(f"{uri}: {text}")
-    if response is not None and response.status_code in (401, 403):
-        return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(f"{uri}: the repository has no such revision")
+    if isinstance(error, errors.RepositoryNotFoundError) or getattr(response, "status_code", 0) in (401, 403):
+        login = "log in with `hf auth login` or set HF_TOKEN"
+        return InputError(f"{uri}: no such repository, or access is restricted: {login} ({reason})")
     if isinstance(error, ValueError):  # an invalid name or model card
         return InputError(f"{uri}: {one_line(error)[:300]}")
     return SeamsegError(f"{uri}: {reason}")

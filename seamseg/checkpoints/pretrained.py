@@ -150,7 +150,14 @@ def _load_part(module: nn.Module, content: Any, path: str, part: str) -> LoadRep
         # a ResNet of torchvision
         state = body_tensors(state, network.state_dict(), "this body", path)
     if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):
-        return _load_classifier(backbone, without_prefix(state), part, path)
+        # a classifier, whose last layer is skipped
+        refuse_old_release(path)
+        known, weights = backbone.state_dict(), without_prefix(state)
+        weights = {key: value for key, value in weights.items() if key in known or not key.startswith("classifier.")}
+        report = load_module(backbone, weights, part)
+        if report.skipped:
+            raise InputError(f"{path}: is of another network than {backbone.name}, or with another input_3x3: {report}")
+        return report
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
         # do not report the pyramid as missing for a bare backbone
         module = backbone
@@ -169,14 +176,3 @@ def normalisation_problem(net: nn.Module, loading: Dataloader) -> str | None:
         f"the weights of {backbone.name} were trained with [dataloader] rgb_mean = {mean}, rgb_std = {std}, which "
         "differ from those of this training"
     )
-
-
-def _load_classifier(backbone: Backbone, state: Mapping[str, Tensor], part: str, path: str) -> LoadReport:
-    """Load a backbone that was trained as a classifier, whose last layer is skipped."""
-    refuse_old_release(path)
-    own = backbone.state_dict()
-    state = {key: value for key, value in state.items() if key in own or not key.startswith("classifier.")}
-    report = load_module(backbone, state, part)
-    if report.skipped:
-        raise InputError(f"{path}: is of another network than {backbone.name}, or with another input_3x3: {report}")
-    return report

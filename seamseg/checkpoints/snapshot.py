@@ -127,7 +127,10 @@ def write_tensors(path: Path, content: Any) -> None:
         try:
             torch.save(content, file)
         except RuntimeError as error:
-            raise _cause_of(error) from error
+            # torch's zip writer masks a full disk and Ctrl-C
+            if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
+                raise error.__context__ from error
+            raise OSError(str(error).splitlines()[0]) from error
         file.flush()
         os.fsync(file.fileno())
     fsync_folder(path.parent)
@@ -141,14 +144,6 @@ def fsync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _cause_of(error: RuntimeError) -> BaseException:
-    """Return the cause of an error of torch's zip writer, which masks a full disk or Ctrl-C."""
-    cause = error.__context__
-    if isinstance(cause, (OSError, KeyboardInterrupt)):
-        return cause
-    return OSError(str(error).splitlines()[0])
 
 
 def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:
@@ -196,11 +191,8 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
     With `mmap`, the tensors of a path are mapped into memory instead of read. Weights are returned as `state_dict`, by
     part if a network of ours has such. InputError if the file cannot be read or contains code.
     """
-    if isinstance(file, (str, Path)):
-        if str(file).endswith(WEIGHTS_ENDING):
-            return {"state_dict": _by_part(read_weights(file, name))}
-        if Path(file).is_dir():
-            raise InputError(f"{name}: is a folder, not a snapshot file")
+    if isinstance(file, (str, Path)) and str(file).endswith(WEIGHTS_ENDING):
+        return {"state_dict": _by_part(read_weights(file, name))}
     head: bytes | None = None
     try:
         with open(file, "rb") if isinstance(file, (str, Path)) else nullcontext(file) as opened:
@@ -217,13 +209,16 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
             raise InputError(f"{name}: no such file{nearest_path(str(file))}") from None
         if head is None and isinstance(error, OSError):
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-        code = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if code is None:
-            swapped = "; it is an image: the model comes before it" if name.lower().endswith(PHOTO_ENDINGS) else ""
-            raise InputError(f"{name}: {_damage(head or b'')}{swapped}") from None
-        raise InputError(
-            f"{name}: refused: it holds pickled code ({code[1]}), which could run any program when loaded"
-        ) from None
+        if code := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            problem = f"refused: it holds pickled code ({code[1]}), which could run any program when loaded"
+        elif head in (None, b"", b"PK", b"\x80\x02"):
+            # torch writes zip files; early releases wrote pickles
+            problem = "a truncated or damaged snapshot; copy it again"
+        else:
+            problem = "not a snapshot: it was not written by torch.save"
+        if code is None and name.lower().endswith(PHOTO_ENDINGS):
+            problem += "; it is an image: the model comes before it"
+        raise InputError(f"{name}: {problem}") from None
 
 
 def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
@@ -236,8 +231,6 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
         return dict(load_file(path))
     except FileNotFoundError:
         raise InputError(f"{name}: no such file{nearest_path(path)}") from None
-    except IsADirectoryError:
-        raise InputError(f"{name}: is a folder, not a file of weights") from None
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     except InputError:
@@ -281,14 +274,6 @@ def _by_part(tensors: dict[str, Tensor]) -> dict[str, Any]:
             return dict(tensors)
         parts.setdefault(part, {})[key] = tensor
     return parts
-
-
-def _damage(head: bytes) -> str:
-    """Describe the damage of a file that torch cannot load, by its first two bytes."""
-    # torch writes zip files; early releases wrote pickles
-    if head in (b"", b"PK", b"\x80\x02"):
-        return "a truncated or damaged snapshot; copy it again"
-    return "not a snapshot: it was not written by torch.save"
 
 
 def load_into(
@@ -357,9 +342,10 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
         state = {f"backbone.{key}": value for key, value in state.items()}
     skipped: list[str] = []
     accepted: dict[str, Tensor] = {}
+    counter = "num_batches_tracked"
     for key, value in own.items():
         if key not in state:
-            if not is_optional(key):
+            if not key.endswith(counter):
                 skipped.append(f"{name}.{key} (not in the file)")
         elif not isinstance(state[key], Tensor):
             skipped.append(f"{name}.{key} (not a tensor)")
@@ -368,14 +354,9 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
         else:
             accepted[key] = state[key]
     unused = tuple(getattr(module, "unused_layers", ()))
-    unknown = [key for key in state if key not in own and not is_optional(key) and not str(key).startswith(unused)]
-    skipped += [f"{name}.{key} (not in the network)" for key in unknown]
+    unknown = [key for key in map(str, state) if key not in own and not key.endswith(counter)]
+    skipped += [f"{name}.{key} (not in the network)" for key in unknown if not key.startswith(unused)]
     return accepted, skipped
-
-
-def is_optional(key: object) -> bool:
-    """Return whether the key of a state dict belongs to a counter, which old snapshots lack."""
-    return str(key).endswith("num_batches_tracked")
 
 
 def _shape(tensor: Tensor) -> str:

@@ -202,11 +202,7 @@ ELSEWHERE = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with one-line errors and without abbreviated options."""
-
-    def __init__(self, **options: Any) -> None:
-        # an abbreviation becomes ambiguous when an option is added
-        super().__init__(allow_abbrev=False, **options)
+    """An ArgumentParser with one-line errors; made without abbreviations, which further options make ambiguous."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with code 2."""
@@ -219,7 +215,7 @@ class Parser(argparse.ArgumentParser):
         namespace, extra = super().parse_known_args(args, namespace)
         if extra:
             known = self._option_string_actions
-            meant = _as_key(self.prog, extra[0], sys.argv if args is None else args) if "--set" in known else ""
+            meant = _as_key(self.prog, extra[0]) if "--set" in known else ""
             flag = extra[0].partition("=")[0]
             said = f"; {ELSEWHERE[flag]}" if self.prog.endswith(" predict") and flag in ELSEWHERE else ""
             if (name := flag[2:].upper()) in (order := self._in_order()):
@@ -233,6 +229,9 @@ class Parser(argparse.ArgumentParser):
         return [str(a.metavar or a.dest) for a in given]
 
 
+_OF_COMMANDS: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+
+
 def build_parser(argv: Sequence[str]) -> Parser:
     """Build the parser with the options of the command in `argv`; the others only have their help line.
 
@@ -242,6 +241,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
         prog="seamseg",
         description="Panoptic segmentation of street scenes.",
         epilog="Run `seamseg COMMAND --help` for the options and an example, `seamseg demo` for a first try.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"seamseg {__version__}")
     add_common_arguments(parser, default=False)
@@ -252,9 +252,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     for name, line in COMMANDS.items():
         if name == wanted:
             module = command_module(name)
-            sub = subparsers.add_parser(
-                name, help=line, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-            )
+            sub = subparsers.add_parser(name, help=line, description=module.__doc__, **_OF_COMMANDS)
             module.add_arguments(sub)
             add_common_arguments(sub, default=argparse.SUPPRESS)
         else:
@@ -272,7 +270,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, default: Any) -> None:
 def add_action(actions: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
     """Add an action of a command, whose help is `text`; the list of actions shows its first line."""
     parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=text.partition("\n")[0], description=text, **_OF_COMMANDS
     )
     add_common_arguments(parser, default=argparse.SUPPRESS)
     return parser
@@ -287,8 +285,7 @@ def add_options(
 ) -> None:
     """Add the arguments of a dataclass of options: those without a default by position, the others as flags.
 
-    `--set` and `--components` are added for its overrides. `groups` are those that exist, by title; the parser gets the
-    others. Options in `without` get no argument, those in `unused` one that help does not show.
+    `groups` are those that exist, by title. Options in `unused` get an argument that help does not show.
     """
     made: dict[str, argparse._ActionsContainer] = {"": parser, "opening": parser, **(groups or {})}
     names = {field.name: flags_of(field)[0] for field in fields(options)}
@@ -319,10 +316,6 @@ def add_options(
             group.add_argument(*flags_of(field), dest=field.name, default=default, **value)
 
 
-def _number_or_text(text: str) -> str | int:
-    return int(text) if text.isdecimal() and len(text) < 20 else text
-
-
 def size(text: str) -> tuple[int, int]:
     """Return the height and width of `HEIGHTxWIDTH`; InputError for another text."""
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
@@ -334,7 +327,7 @@ def size(text: str) -> tuple[int, int]:
 _TYPES: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
-    "str | int": _number_or_text,
+    "str | int": lambda text: int(text) if text.isdecimal() and len(text) < 20 else text,
     "tuple[int, int]": size,
 }
 """Types of values by the annotation of a field; text for others."""
@@ -428,20 +421,15 @@ def _one_line(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 
 
-def _as_key(prog: str, given: str, words: Sequence[str]) -> str:
-    """Return how to write an unknown option, `--epochs 3`, that is the name of a configuration key or its end."""
-    name, equals, value = given.partition("=")
-    if not equals:
-        after = list(words)[list(words).index(given) + 1 :] if given in words else []
-        value = next((word for word in after[:1] if not word.startswith("--")), "VALUE")
+def _as_key(prog: str, given: str) -> str:
+    """Return how to write an unknown option, `--epochs`, that is the name of a configuration key or its end."""
     from seamseg.config import sections
 
     keys = getattr(command_module(prog.split()[1]), "KEYS", sections.KEYS)
+    name, _, value = given.partition("=")
+    value = value or "VALUE"
     wanted = name.lstrip("-").replace("-", "_").lower()
-    # the name itself, or the first letters of its words: --lr for learning_rate
-    words_of = {key: key.rpartition(".")[2].split("_") for key in keys}
-    letters = {key: "".join(word[:1] for word in parts) for key, parts in words_of.items() if len(parts) > 1}
-    exact = [key for key, parts in words_of.items() if wanted in ("_".join(parts), letters.get(key))]
+    exact = [key for key in keys if key.endswith(f".{wanted}")]
     found = exact or [key for key in keys if key.endswith(f"_{wanted}")]
     if not name.startswith("--") or not 1 <= len(found) <= 3:
         return ""

@@ -110,8 +110,8 @@ def config_from_string(
             texts.setdefault(component.section, {})
     if loaded and (strict or "components" in changes.get("general", {})):
         texts["general"]["components"] = ", ".join(loaded)
-    for name, value in ignored.items():
-        _check_ignored(*name, value, texts, sources[name], layers)
+    for (section, key), value in ignored.items():
+        _check_ignored(section, key, value, texts, sources[section, key], layers)
     return _typed(texts, sources, f"{source} with {_OVERRIDES}" if changes else source, strict, exported)
 
 

@@ -79,7 +79,7 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
         (["doctor", "it"], "seamseg doctor: unknown argument it; see"),
         (
             ["train", "--epochs", "3", "a", "b"],
-            "seamseg train: unknown argument --epochs; did you mean --set scheduler.epochs=3?",
+            "seamseg train: unknown argument --epochs; did you mean --set scheduler.epochs=VALUE?",
         ),
         (
             ["demo", "--epochs=3"],
@@ -116,8 +116,8 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
         ),
         (["train", "a", "b", "--resum", "x"], "seamseg train: unknown argument --resum; did you mean --resume?"),
         (
-            ["classify", "train", "a", "b", "--lr", "3"],
-            "seamseg classify train: unknown argument --lr; did you mean --set optimizer.learning_rate=3?; see",
+            ["classify", "train", "a", "b", "--learning-rate=3"],
+            "seamseg classify train: unknown argument --learning-rate=3; did you mean --set optimizer.learning_rate=3?",
         ),
         (["convert-backbone"], "seamseg convert-backbone: the following arguments are required: net, OUT"),
         (["convert-backbone", "vgg", "x"], "seamseg convert-backbone: argument net: invalid choice: 'vgg'"),

@@ -140,8 +140,8 @@ def test_no_network_and_a_hub_that_fails(fake_hub: FakeHub, commit: str, monkeyp
 
 
 def test_missing_repository_revision_and_file(fake_hub: FakeHub, commit: str) -> None:
-    log_in = "no such repository; for a private one log in with `hf auth login` or set HF_TOKEN"
-    assert refusal("hf://someone/else") == log_in
+    log_in = "no such repository, or access is restricted: log in with `hf auth login` or set HF_TOKEN ("
+    assert refusal("hf://someone/else").startswith(log_in)
     assert refusal(f"{URI}@v2") == "the repository has no such revision"
     assert refusal(f"{URI}/model.zip") == "holds no model.zip"
     with pytest.raises(InputError, match=r"holds no no\.txt"):

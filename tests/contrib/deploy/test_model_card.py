@@ -78,7 +78,7 @@ def test_uploads_that_are_refused(fake_hub: FakeHub, run: Path, monkeypatch: pyt
         push(run, private=True)
     assert fake_hub.repos[NAME].find("main") == before
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    with pytest.raises(InputError, match="not permitted: log in with `hf auth login` or set HF_TOKEN") as error:
+    with pytest.raises(InputError, match="access is restricted: log in with `hf auth login` or set HF_TOKEN") as error:
         push(run, "someone/else")
     assert "\n" not in str(error.value)
     assert "someone/else" not in fake_hub.repos
