@@ -26,7 +26,7 @@ from seamseg.maps.idmaps.segments import (
 from seamseg.maps.idmaps.upsampled import best_masks
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks
-from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import lacks_memory
 from seamseg.utils.process_settings import LARGE_PIXELS
 
 if TYPE_CHECKING:

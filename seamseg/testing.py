@@ -43,9 +43,8 @@ from seamseg.training.options import TrainingOptions
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.run import run_training
 from seamseg.training.setup import segmentation
-from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError, one_line
+from seamseg.utils.errors import InputError, SeamsegError, named_errors, one_line
 from seamseg.utils.output import echo
 from seamseg.utils.progress import set_quiet
 

@@ -31,8 +31,7 @@ from seamseg.maps.formats.metadata import Metadata, metadata_of, parse_metadata,
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.models.build import build_network
 from seamseg.models.network import Network
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError, lacks_memory, one_line
 from seamseg.utils.files import decode_text, read_text
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 

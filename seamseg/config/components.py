@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 from seamseg.config.values import declaration_problem
 from seamseg.extensions import RECIPES
-from seamseg.utils.component_errors import described, file_of, named_errors
-from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
+from seamseg.utils.errors import InputError, SeamsegError, described, did_you_mean, file_of, named_errors
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,15 @@ from seamseg.inference.predictor import build_predictor, open_for_inference
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.coco_writer import encode_result
 from seamseg.maps.images import PHOTO_ENDINGS, as_rgb, open_image
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, counted, describe_error, one_line, require_packages
+from seamseg.utils.errors import (
+    InputError,
+    SeamsegError,
+    counted,
+    describe_error,
+    lacks_memory,
+    one_line,
+    require_packages,
+)
 from seamseg.utils.limits import IMAGE_BYTES, LimitedTarInfo, read_limited
 from seamseg.utils.options import option
 from seamseg.utils.output import echo

@@ -18,8 +18,7 @@ from seamseg.config.components import Component, register
 from seamseg.maps.folder import MAP_ENDINGS, DatasetFolder
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, metadata_header, metadata_of
 from seamseg.maps.images import open_image, open_map, open_reduced
-from seamseg.utils.component_errors import instance_of, named_errors
-from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.errors import InputError, UnreadableImage, instance_of, named_errors
 from seamseg.utils.files import join_inside
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from seamseg.data.maps import MapValues, nearest_pixels, scale_and_crop
 from seamseg.maps.folder import ReadMap
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
-from seamseg.utils.component_errors import named_errors
+from seamseg.utils.errors import named_errors
 
 ChangePixels = Callable[[np.ndarray, Random], np.ndarray]
 """Returns other pixels, uint8 `H x W x 3`, of the same size, with random numbers of the given RNG."""

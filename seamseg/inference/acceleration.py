@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from seamseg.models.network import Network, mark_sizes_dynamic
-from seamseg.utils.compiler import compiler_problem, first_line
-from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, first_line, free_memory, lacks_memory
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
@@ -38,6 +36,15 @@ memory of all is the caller's. A recorded function takes tensors of one shape.""
 _CAPTURE = threading.Lock()
 """Held from warm-up to the end of a capture. CUDA allows one capture at a time, and meanwhile no device-wide
 synchronisation in another thread."""
+
+
+def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
+    """Compile a function of one line, to C++ or Triton, and return the first line of the error; None if it works."""
+    try:
+        torch.compile(lambda x: (x + 1).sin(), backend=backend)(torch.ones(8, device=device))
+    except Exception as error:  # each missing tool has its own type
+        return first_line(error)
+    return None
 
 
 class CompiledDense:
@@ -61,7 +68,7 @@ class CompiledDense:
         """Run the network on a padded batch.
 
         SeamsegError if the compiler fails; if the memory does not suffice the error is one of
-        :func:`seamseg.utils.device_memory.lacks_memory`.
+        :func:`seamseg.utils.errors.lacks_memory`.
         """
         from torch._inductor import config
 

@@ -25,9 +25,8 @@ from seamseg.models.custom import predicted_maps
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.network import Network, PaddedPredictions
 from seamseg.structures import Features, PackedSequence
-from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import is_main_process
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, lacks_memory
 from seamseg.utils.output import echo, warn
 from seamseg.utils.progress import is_quiet
 

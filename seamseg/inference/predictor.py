@@ -24,8 +24,7 @@ from seamseg.inference.results.base import ImageResult
 from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
-from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory
+from seamseg.utils.errors import InputError, OutOfMemory, free_memory, lacks_memory
 from seamseg.utils.output import echo
 from seamseg.utils.process_settings import return_memory
 

@@ -27,8 +27,7 @@ from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.semantic import DeeplabV3, SemanticNet, SemanticOptions
 from seamseg.ops.fused import use_winograd
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-from seamseg.utils.component_errors import instance_of, named_errors
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, instance_of, named_errors
 
 
 def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:

@@ -30,7 +30,7 @@ from seamseg.ops._library import define, differentiable_once
 from seamseg.ops.activation import activate_, check_activation
 from seamseg.ops.reference import winograd as plain
 from seamseg.ops.reference.winograd import tile_count, transforms
-from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import lacks_memory
 from seamseg.utils.output import warn
 
 _FAILED: set[str] = set()

@@ -13,8 +13,7 @@ import numpy as np
 from seamseg.checkpoints.snapshot import check_storable
 from seamseg.config.components import custom_of, register
 from seamseg.config.sections import key
-from seamseg.utils.component_errors import described, file_of
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, described, file_of
 
 
 @dataclass

@@ -25,7 +25,7 @@ from seamseg.inference.acceleration import WARM_UP, CudaGraphCache, copy_tensors
 from seamseg.models.network import Losses, Network, TrainingModule
 from seamseg.ops.norm import InPlaceABNSync, has_hooks, synchronised_over
 from seamseg.structures import Batch, FixedBatch
-from seamseg.utils.compiler import first_line
+from seamseg.utils.errors import first_line
 
 MAX_SIZES = 16
 """Sizes whose graphs are kept."""

@@ -17,6 +17,7 @@ from seamseg.config import Config, load_config
 from seamseg.config.components import NoKeys
 from seamseg.config.loader import check_training
 from seamseg.data.loader import BatchLoader, index_sampler
+from seamseg.inference.acceleration import compiler_problem
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.metrics_file import MetricsFile, read_metrics
@@ -45,10 +46,8 @@ from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper
 from seamseg.training.trainer import Trainer
-from seamseg.utils.compiler import compiler_problem
-from seamseg.utils.component_errors import named_errors
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
-from seamseg.utils.errors import InputError, counted
+from seamseg.utils.errors import InputError, counted, named_errors
 from seamseg.utils.output import without_message
 from seamseg.utils.progress import is_quiet
 

@@ -36,9 +36,8 @@ from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import LRSchedule, step_note
 from seamseg.training.options import TrainerOptions, TrainingOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
-from seamseg.utils.component_errors import instance_of
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, instance_of
 from seamseg.validation.items import Observer
 from seamseg.validation.validator import Validator
 

@@ -25,9 +25,8 @@ from seamseg.training.preemption import STOP, Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.setup import Validate
 from seamseg.training.step import StepResult
-from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier
-from seamseg.utils.errors import OutOfMemory
+from seamseg.utils.errors import OutOfMemory, lacks_memory
 from seamseg.utils.process_settings import return_memory
 
 

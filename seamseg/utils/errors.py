@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import difflib
 import errno
+import gc
 import importlib.util
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from traceback import walk_tb
+from typing import Any, TypeVar
+
+Base = TypeVar("Base")
 
 _UNPRINTABLE = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -26,6 +32,17 @@ _LONGEST_WORD, _LONGEST = 300, 2000
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _LOST = re.compile(r"AcceleratorError: |RuntimeError: DataLoader worker \(pid")
 """Errors of a device that is lost, and of a worker process, which torch reports by an error at any place."""
+_OUT_OF_MEMORY = re.compile(
+    # of CUDA, cuDNN, cuBLAS, Triton, HIP and compilers; not "out of shared memory"
+    r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation"
+    # of torch's allocator of the CPU, C++, glibc, ONNX Runtime and OpenVINO; static TLS is that of a library to load
+    r"|(can't|cannot|failed to) allocate (\d+ bytes of )?memory(?! in static TLS)|not enough memory|bad[ _]alloc"
+    # of oneDNN, for a buffer and for generated code; "a primitive descriptor" is about arguments
+    r"|could not create a (memory object|primitive(?! desc))"
+    # of C++ operators and packages: torch up to 2.11 does not pass on the reason
+    r'|("aten::(new_)?(empty|zeros)\w*"|aoti_torch_(new_)?empty\w*).*API call failed',
+    re.IGNORECASE | re.DOTALL,
+)
 _MOST_NAMES = 10_000
 """Known names among which a similar one is searched: half a second."""
 
@@ -90,6 +107,12 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first non-empty line of an error, cut at 300 characters; the name of its type if it has no text."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0].strip()[:300]
 
 
 def counted(number: int, what: str) -> str:
@@ -198,3 +221,72 @@ def missing_packages(packages: Iterable[str], what: str = "", extra: str | None 
 
 class UnreadableImage(InputError):
     """A file is missing, damaged, too large or not an image."""
+
+
+# --- Errors of the code of components, which name it
+
+
+@contextmanager
+def named_errors(what: str, module: str, kind: type[SeamsegError] = SeamsegError) -> Iterator[None]:
+    """Name a component (`what`, such as `head edge`) and the line of its module's file in errors of a `with` block.
+
+    Any exception but a lack of memory becomes a `kind`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SeamsegError) or lacks_memory(error):
+            raise
+        raise kind(f"{what}{described(error, file_of(module))}") from error
+
+
+def file_of(module: str) -> str | None:
+    """Return the file of an imported module."""
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+def described(error: BaseException, file: str | None) -> str:
+    """Return the end of a message: a file, the line of it where an exception left it, its type and its message."""
+    where, message = "" if file is None else f", {file}", str(error)
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == file:
+            where = f", {file} line {line}"
+    if isinstance(error, SyntaxError) and error.filename == file:
+        where, message = f", {file} line {error.lineno}", error.msg
+    return f"{where}: {one_line(f'{type(error).__name__}: {message}').rstrip(': ')}"
+
+
+def instance_of(base: type[Base], made: Any, where: str, name: str = "") -> Base:
+    """Return the object `made` by a component; InputError, which begins with `where`, unless it is a `base`.
+
+    `name` is the name of `base` in :mod:`seamseg.components`, if it is another one there.
+    """
+    if not isinstance(made, base):
+        raise InputError(f"{where}: must be a class derived from seamseg.components.{name or base.__name__}")
+    return made
+
+
+# --- Out-of-memory errors of a device
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error means that a device or the computer is out of memory.
+
+    Only Python, numpy and torch's allocator of the GPU raise errors of their own types. cuDNN, Triton, oneDNN, torch's
+    allocator of the CPU and others raise a RuntimeError, ONNX Runtime types that derive from Exception.
+    """
+    torch = sys.modules.get("torch")
+    if isinstance(error, (MemoryError, OutOfMemory)) or (torch and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    of_engine = type(error).__module__.startswith("onnxruntime")
+    return (of_engine or isinstance(error, (RuntimeError, OSError))) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def free_memory() -> None:
+    """Collect garbage and release the cached memory of the GPU."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -17,9 +17,8 @@ from seamseg.maps.evaluation.metric import Metric, Selection
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.utils.component_errors import instance_of, named_errors
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, gather_to_main, sum_over_processes
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, instance_of, named_errors
 
 if TYPE_CHECKING:
     from seamseg.validation.items import Scorer, ValidationItem

@@ -24,9 +24,8 @@ from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer
-from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import OutOfMemory, SeamsegError
+from seamseg.utils.errors import OutOfMemory, SeamsegError, lacks_memory
 
 METADATA = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
 SMALL = (100, 100, 120, 140)

@@ -18,8 +18,8 @@ import torch
 from seamseg.config import config_from_string
 from seamseg.contrib.deploy.network import ExportNet, failures_in_one_line, trace
 from seamseg.contrib.exported.package import ONEDNN_BF16, cpu_features, requirements
+from seamseg.inference.acceleration import compiler_problem
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.utils.compiler import compiler_problem
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
 

@@ -27,8 +27,7 @@ from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.exported import CLASSIFIER_SIDES, MAX_EXAMPLE_SIDE, MAX_SIDE, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.base import Backbone
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, counted, require_packages
+from seamseg.utils.errors import InputError, OutOfMemory, counted, lacks_memory, require_packages
 from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
 from seamseg.utils.output import echo

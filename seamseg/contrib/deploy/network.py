@@ -28,8 +28,7 @@ from seamseg.ops.boxes import clip_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError, cause
+from seamseg.utils.errors import SeamsegError, cause, lacks_memory
 from seamseg.utils.output import quiet_logs
 
 
@@ -339,7 +338,7 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool = False) -> Iterator[None]:
     """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
 
-    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`. The error names the
+    A lack of memory is passed on, see :func:`seamseg.utils.errors.lacks_memory`. The error names the
     custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
     """
     heads = {} if net is None else getattr(net.net, "custom_heads", {})

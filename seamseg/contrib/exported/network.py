@@ -17,8 +17,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.queries import prediction_of_queries
 from seamseg.maps.formats.exported import QUERY_OUTPUTS, ExportedMetadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, one_line
+from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, lacks_memory, one_line
 from seamseg.utils.limits import parse_json
 
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")

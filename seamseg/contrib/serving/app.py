@@ -33,8 +33,7 @@ from seamseg.inference.images import PreparedImage, prepare_image
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import open_image
 from seamseg.maps.report.page import Page, page_frame
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, one_line
+from seamseg.utils.errors import InputError, lacks_memory, one_line
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import share_cores

@@ -17,8 +17,7 @@ from seamseg.predicting.writers import annotation_tools  # noqa: F401  # it regi
 from seamseg.predicting.writers.base import OutputFormat
 from seamseg.predicting.writers.images import AnonymizeWriter
 from seamseg.predicting.writers.predictions import MapWriter
-from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, named_errors
 
 __all__ = ["AnonymizeWriter", "OutputFormat", "errors_of", "formats_of", "make_writers"]
 

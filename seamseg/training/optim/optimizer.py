@@ -16,8 +16,7 @@ from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
 from seamseg.models.backbones import Backbone
 from seamseg.ops.norm import ABN
-from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, named_errors
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
 

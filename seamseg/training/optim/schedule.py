@@ -11,8 +11,7 @@ from typing import Any
 from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Scheduler
-from seamseg.utils.component_errors import named_errors
-from seamseg.utils.errors import InputError, counted
+from seamseg.utils.errors import InputError, counted, named_errors
 
 _ORIGINAL_IMAGES, _ORIGINAL_RATE = 8, 0.01
 """Images of a step of the original, and their learning rate."""

@@ -37,8 +37,7 @@ from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.predictions import MapFormat, Prediction
-from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, lacks_memory
 
 SIZE = (90, 140)
 
