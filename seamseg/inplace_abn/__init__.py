@@ -18,7 +18,7 @@ from seamseg.inplace_abn._convert import convert, to_batchnorm
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, synchronised_over
 from seamseg.ops.norm import set_group as set_active_group
-from seamseg.utils.process_groups import active_group
+from seamseg.utils.distributed import active_group
 
 __all__ = [
     "ABN",

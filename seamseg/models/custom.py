@@ -25,7 +25,7 @@ from seamseg.models.backbones.base import NormFactory
 from seamseg.models.network import BatchOptions, Losses, Network, Terms
 from seamseg.ops.upsample import upsample_cross_entropy
 from seamseg.structures import Batch, Features, PackedSequence
-from seamseg.utils.errors import named_errors, SeamsegError
+from seamseg.utils.errors import SeamsegError, named_errors
 
 __all__ = ["CustomNetwork", "Head", "HeadContext", "Map", "MapFormat", "NetworkContext"]
 

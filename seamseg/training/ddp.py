@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seamseg.utils.distributed import World
+from seamseg.utils.distributed import World, new_group
 from seamseg.utils.errors import SeamsegError
-from seamseg.utils.process_groups import new_group
 
 
 class ParallelModule:

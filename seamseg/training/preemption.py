@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seamseg.utils.distributed import CollectiveError, World
-from seamseg.utils.process_groups import new_group
+from seamseg.utils.distributed import CollectiveError, World, new_group
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 """Signals that clusters send before they reclaim a machine, and Ctrl-C; names, since some systems lack some of them."""

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seamseg.utils.errors import InputError, SeamsegError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -149,16 +151,6 @@ def group_timeout() -> timedelta:
     return timedelta(minutes=minutes)
 
 
-def _backend(device: torch.device | None) -> str:
-    """Return the backend for `init_process_group`."""
-    if device is None or device.type != "cuda":
-        return "gloo"
-    backend = os.environ.get(_BACKEND_VARIABLE, "nccl")
-    if backend not in ("nccl", "gloo"):
-        raise InputError(f"{_BACKEND_VARIABLE}={backend}: must be nccl or gloo")
-    return f"cpu:gloo,cuda:{backend}"
-
-
 @contextmanager
 def distributed(device: str | None = "auto") -> Iterator[World]:
     """Join the launcher's process group within a `with` block; a single process joins none.
@@ -179,11 +171,14 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
     if size == 1:
         yield world
         return
-    import torch.distributed as dist
-
-    backend, timeout = _backend(world.device), group_timeout()
+    backend, timeout = "gloo", group_timeout()
+    if world.device is not None and world.device.type == "cuda":
+        backend = os.environ.get(_BACKEND_VARIABLE, "nccl")
+        if backend not in ("nccl", "gloo"):
+            raise InputError(f"{_BACKEND_VARIABLE}={backend}: must be nccl or gloo")
+        backend = f"cpu:gloo,cuda:{backend}"
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+        _dist().init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
@@ -195,28 +190,15 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
         # and after an error of all processes none of them is inside a collective call
         if world.device is None or world.device.type == "cpu" or isinstance(error, CollectiveError):
             _leave()
-        if isinstance(error, RuntimeError) and _is_peer_failure(error):
+        if isinstance(error, RuntimeError) and (words := _peer_failure(error)) is not None:
             raise LostConnection(
                 f"process {rank} of {size} lost its connection to the others: one has ended, see its message, or "
                 f"kept this one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
-                f"({_failure_reason(error)})"
+                f"({words})"
             ) from error
         raise
     else:
         _leave()
-
-
-def _local_group(count: int) -> list[dict[str, str]]:
-    """Return the environment of each process of a group on this machine, with a free port."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    # an outer torchrun would be asked for the store
-    shared = {**address, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
@@ -225,16 +207,28 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
     Each has an equal share of the cores. The function, which is importable by name, joins the group with
     :func:`distributed`. Its argument is pickled; its result in this process is returned.
     """
+    import socket
+
     import torch
     from torch.multiprocessing import get_context, start_processes
 
     if count == 1:
         return function(argument)
-    groups, before, all_threads = _local_group(count), dict(os.environ), torch.get_num_threads()
+    before, all_threads = dict(os.environ), torch.get_num_threads()
     threads = max(all_threads // count, 1)
-    os.environ.update(groups[0])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    # an outer torchrun would be asked for the store
+    group = {
+        **address,
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    os.environ.update(group, RANK="0", LOCAL_RANK="0")
     started = get_context("spawn").Semaphore(0)
-    arguments = (groups, threads, started, function, argument)
+    arguments = (group, threads, started, function, argument)
     others = start_processes(_member, arguments, count - 1, join=False, start_method="spawn")
     try:
         for process in others.processes:
@@ -263,7 +257,7 @@ def run_in_processes(count: int, function: Callable[[T], R], argument: T) -> R:
 
 def _member(
     number: int,
-    groups: list[dict[str, str]],
+    group: dict[str, str],
     threads: int,
     started: Any,
     function: Callable[[T], object],
@@ -272,7 +266,7 @@ def _member(
     """Call a function in a process that :func:`run_in_processes` has started."""
     import torch
 
-    os.environ.update(groups[number + 1])
+    os.environ.update(group, RANK=str(number + 1), LOCAL_RANK=str(number + 1))
     torch.set_num_threads(threads)
     started.release()
     function(argument)
@@ -301,24 +295,67 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def _is_peer_failure(error: RuntimeError) -> bool:
-    """Return whether an error, by its type or message, was caused by the failure of another process."""
-    return isinstance(error, _dist().DistError) or any(word in str(error) for word in _PEER_FAILURE_WORDS)
-
-
-def _failure_reason(error: RuntimeError) -> str:
-    """Return torch's message on a failed process without the location in torch's sources and the advice."""
-    words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", str(error).strip().splitlines()[0]) or str(error)
+def _peer_failure(error: RuntimeError) -> str | None:
+    """Return torch's message on an error that another process has caused, without its advice; None for others."""
+    text = str(error).strip()
+    if not isinstance(error, _dist().DistError) and not any(word in text for word in _PEER_FAILURE_WORDS):
+        return None
+    # without the location in torch's sources
+    words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", text.splitlines()[0]) or text
     return words.split(". ")[0].strip()[:200]
 
 
 def _leave() -> None:
-    from seamseg.utils.process_groups import clear_groups
-
-    clear_groups()
+    # a group that outlives the default group is destroyed while the interpreter exits, when its threads may be gone
+    _group_of.cache_clear()
     _dist().destroy_process_group()
     # DDP holds groups in reference cycles; their threads must end now: ending them at interpreter exit can abort
     gc.collect()
+
+
+def new_group(ranks: Iterable[int], backend: str | None = None) -> ProcessGroup:
+    """Create a process group of some ranks, which waits as long as the default group; a collective call of all ranks.
+
+    `backend` defaults to that of the default group.
+    """
+    group: ProcessGroup = _dist().new_group(list(ranks), timeout=group_timeout(), backend=backend)
+    return group
+
+
+def active_group(active: bool) -> ProcessGroup | None:
+    """Return the process group of the ranks that call this with True, as of the `inplace-abn` package.
+
+    A collective call: every rank of the default group must make it, in the same order. The group of each set of ranks
+    is created once; a gloo group holds three threads and several file descriptors.
+
+    Parameters
+    ----------
+    active : whether this rank will run the layers that use the group
+
+    Returns
+    -------
+    the group; None on an inactive rank, and when torch.distributed is not initialised
+    """
+    dist = _dist()
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    import torch
+
+    on_gpu = "nccl" in dist.get_backend()
+    flag = torch.tensor([int(active)], dtype=torch.int32, device=torch.cuda.current_device() if on_gpu else "cpu")
+    flags = flag.new_zeros(dist.get_world_size())
+    dist.all_gather_into_tensor(flags, flag)
+    ranks = tuple(rank for rank, is_active in enumerate(flags.tolist()) if is_active)
+    world = dist.group.WORLD
+    if len(ranks) == len(flags):
+        return world
+    group = _group_of(world, ranks) if ranks else None
+    return group if active else None
+
+
+@cache
+def _group_of(world: object, ranks: tuple[int, ...]) -> ProcessGroup:
+    return new_group(ranks)
 
 
 def barrier(world: World) -> None:
@@ -368,15 +405,6 @@ def raised_by_all(world: World, group: Any = None) -> Iterator[None]:
         other = CollectiveError(str(found[first]))
         other.exit_code, other.reported = found[first].exit_code, True  # type: ignore[union-attr]
         raise other
-
-
-def gather_to_main(world: World, value: T) -> list[T] | None:
-    """Gather a picklable value from every process, by rank, in the main process; None in the others."""
-    if not world.is_distributed:
-        return [value]
-    gathered: list[Any] | None = [None] * world.size if world.is_main else None
-    _dist().gather_object(value, gathered, dst=0)
-    return gathered
 
 
 def broadcast_object(world: World, value: T | None, group: Any = None) -> T:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -69,7 +68,23 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     if count <= 1:
         yield from map(function, items)
         return
-    pool, results = _start_workers(function, items, count)
+    # a forked worker starts at once and does not import the caller's main module again
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    others = multiprocessing.active_children()
+    try:
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(function,))
+        with block_stop_signals():
+            results = pool.map(_call, items)
+    except (OSError, RuntimeError) as error:
+        # RuntimeError: of a thread
+        for worker in multiprocessing.active_children():
+            if worker not in others:
+                # it waits for work, and the exit of the interpreter for it
+                worker.kill()
+        raise SeamsegError(
+            f"cannot start {count} worker processes: {getattr(error, 'strerror', None) or error} (limits of processes, "
+            f"open files and /dev/shm); `workers=1` starts none"
+        ) from error
     dropped = False
     try:
         yield from results
@@ -84,28 +99,6 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     finally:
         # the garbage collector may drop an iteration in any thread, even one that the pool's would wait for
         pool.shutdown(wait=not dropped, cancel_futures=True)
-
-
-def _start_workers(
-    function: Callable[[A], B], items: Sequence[A], count: int
-) -> tuple[ProcessPoolExecutor, Iterator[B]]:
-    # a forked worker starts at once and does not import the caller's main module again
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    others = multiprocessing.active_children()
-    try:
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(function,))
-        with block_stop_signals():
-            return pool, pool.map(_call, items)
-    except (OSError, RuntimeError) as error:
-        # RuntimeError: of a thread
-        for worker in multiprocessing.active_children():
-            if worker not in others:
-                # it waits for work, and the exit of the interpreter for it
-                worker.kill()
-        raise SeamsegError(
-            f"cannot start {count} worker processes: {getattr(error, 'strerror', None) or error} (limits of processes, "
-            f"open files and /dev/shm); `workers=1` starts none"
-        ) from error
 
 
 _function: Any = None
@@ -183,8 +176,8 @@ class BackgroundWriter:
     """Run jobs in threads, so that the network does not wait for files, with a bounded queue.
 
     There are `threads` jobs at a time, by default the writers of :func:`share_cores`, and `waiting` further ones;
-    :meth:`submit` blocks while the queue is full. All unfinished jobs together take at most `most_bytes`; a larger one
-    runs alone. Each thread calls `begin` first.
+    :meth:`submit` waits for the oldest while the queue is full. All unfinished jobs together take at most `most_bytes`;
+    a larger one runs alone. Each thread calls `begin` first.
     """
 
     def __init__(
@@ -197,41 +190,30 @@ class BackgroundWriter:
         threads = share_cores().writers if threads is None else threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="seamseg-writer", initializer=begin)
         self._most_jobs, self._most_bytes = threads + waiting, most_bytes
-        self._jobs = self._bytes = 0
-        self._change = threading.Condition()
-        self._error: BaseException | None = None
+        self._jobs: deque[tuple[Future[Any], int]] = deque()
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""
-        self._raise_error()
-        with self._change:
-            self._change.wait_for(
-                lambda: self._jobs == 0 or (self._jobs < self._most_jobs and self._bytes + size <= self._most_bytes)
-            )
-            self._jobs += 1
-            self._bytes += size
-        self._pool.submit(job, *args).add_done_callback(lambda future: self._done(future, size))
+        while self._jobs and (
+            self._jobs[0][0].done()
+            or len(self._jobs) >= self._most_jobs
+            or sum(held for _, held in self._jobs) + size > self._most_bytes
+        ):
+            self._wait()
+        self._jobs.append((self._pool.submit(job, *args), size))
 
     def finish(self) -> None:
         """Wait for all jobs; raise the error of the first that failed."""
-        self._pool.shutdown(wait=True)
-        self._raise_error()
+        self._pool.shutdown()
+        while self._jobs:
+            self._wait()
 
     def abandon(self) -> None:
         """Drop the jobs that have not started and wait for the others."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
-    def _done(self, future: Future, size: int) -> None:
-        if not future.cancelled() and self._error is None:
-            self._error = future.exception()
-        with self._change:
-            self._jobs -= 1
-            self._bytes -= size
-            self._change.notify_all()
-
-    def _raise_error(self) -> None:
-        if self._error is None:
-            return
-        if isinstance(self._error, OSError):
-            raise cannot_write(self._error.filename or "output", self._error) from self._error
-        raise self._error
+    def _wait(self) -> None:
+        try:
+            self._jobs.popleft()[0].result()
+        except OSError as error:
+            raise cannot_write(error.filename or "output", error) from error

@@ -30,7 +30,7 @@ from seamseg.maps.formats.coco_writer import CocoEntry, CocoPanopticWriter
 from seamseg.maps.predictions import MapFormat
 from seamseg.maps.prepare.export import with_boxes
 from seamseg.maps.visualize.maps import draw_map
-from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
+from seamseg.utils.distributed import World, gather_objects, sum_over_processes
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import BackgroundWriter
@@ -112,9 +112,8 @@ class EvaluationWriter:
         """Gather the records of all processes and write the summary; a collective call. `title` is for the report."""
         self._background.finish()
         confusion = sum_over_processes(world, torch.from_numpy(self._confusion.counts)).numpy()
-        records = gather_to_main(world, self.records)
-        entries = gather_to_main(world, self._entries)
-        if records is None or entries is None:
+        records, entries = gather_objects(world, self.records), gather_objects(world, self._entries)
+        if not world.is_main:
             return
         pairs = [pair for part in entries for pair in part]
         maps = [

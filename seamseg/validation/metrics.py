@@ -17,7 +17,7 @@ from seamseg.maps.evaluation.metric import Metric, Selection
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.utils.distributed import World, broadcast_object, gather_objects, gather_to_main, sum_over_processes
+from seamseg.utils.distributed import World, broadcast_object, gather_objects, sum_over_processes
 from seamseg.utils.errors import SeamsegError, instance_of, named_errors
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], An
         if array is not None and array.dtype.kind not in "biuf":
             raise TypeError(f"state() must return a vector of numbers, returned {type(state).__name__}")
     if array is None:
-        parts = gather_to_main(world, state)
+        parts = gather_objects(world, state)
         with errors():
-            scores = None if parts is None else scorer.scores([x for part in parts for x in part])
+            scores = scorer.scores([x for part in parts for x in part]) if world.is_main else None
         return broadcast_object(world, scores)
     # a process without images has zeros, which may be integers beside the fractions of another one
     shapes, integers = zip(*gather_objects(world, (array.shape, array.dtype.kind != "f")))

@@ -14,8 +14,8 @@ from ops.test_abn_small_scales import spacing
 from seamseg.inplace_abn import inplace_abn_sync
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
-from seamseg.utils import process_groups as sync
-from seamseg.utils.process_groups import active_group, clear_groups
+from seamseg.utils import distributed as sync
+from seamseg.utils.distributed import active_group
 
 CHANNELS = 3
 CASES = [
@@ -201,7 +201,7 @@ def worker(rank, join, world, file):
         for check in CHECKS if generation == 0 else [check_inactive_ranks]:
             check(rank, world)
         distributed.barrier()
-        clear_groups()
+        sync._group_of.cache_clear()
         distributed.destroy_process_group()
     gc.collect()
 
