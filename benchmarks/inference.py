@@ -42,8 +42,8 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
 
     from seamseg.inference.images import network_input
     from seamseg.maps.images import open_image
+    from seamseg.predicting.settings import make_writers
     from seamseg.predicting.source import Source
-    from seamseg.predicting.writers import make_writers
 
     plain = name in ("plain", "separated")
     precision, _, proposals = ("fp32" if plain else name).partition("/")

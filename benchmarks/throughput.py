@@ -76,8 +76,7 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
 
 def stages(predictor: Any, image: np.ndarray, milliseconds: float, run: Callable[[], float], count: int) -> None:
     """Print images per second with a thread that sleeps in place of the network, and the CPU time of each stage."""
-    from seamseg.predicting.job import _PredictionLoop
-    from seamseg.predicting.reader import ImageReader
+    from seamseg.predicting.job import ImageReader, _PredictionLoop
 
     (output,), gpu, spent = predictor.raw([image]), ThreadPoolExecutor(1), dict[str, list[float]]()
 
@@ -106,8 +105,8 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int)
     """Return images per second from file to file."""
     from seamseg.predicting.folder import OutputFolder
     from seamseg.predicting.job import predict_all
+    from seamseg.predicting.settings import make_writers
     from seamseg.predicting.source import Source
-    from seamseg.predicting.writers import make_writers
     from seamseg.utils.distributed import World
 
     sources = [Source(path, path.stem, path.name) for path in photos]

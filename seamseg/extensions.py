@@ -12,5 +12,8 @@ OPENERS: list[Callable[..., Any]] = []
 """Functions with the arguments of :func:`seamseg.inference.predictor.open_for_inference`, which open models of other
 formats, and return None for a model that is not theirs."""
 
+FORMATS: list[str] = []
+"""Modules that register output formats of `predict`."""
+
 RECIPES: list[str] = []
 """Packages of components, whose modules a configuration names; a model may import modules of these only."""

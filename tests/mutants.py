@@ -48,7 +48,7 @@ TESTS = {
     ),
     "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py "
     "tests/inference/test_fiftyone.py",
-    "seamseg/inference/results/classification.py": "tests/inference/test_classification.py",
+    "seamseg/contrib/classification/result.py": "tests/contrib/classification/test_result.py",
     "seamseg/inference/results/detections.py": "tests/inference/test_detections.py",
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/results/semantic.py": "tests/inference/test_semantic.py",

@@ -6,17 +6,17 @@ import pytest
 
 from seamseg.config.kinds import KINDS
 from seamseg.config.loader import default_config
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.models.build import build_network
-from seamseg.predicting.writers import formats_of
+from seamseg.predicting.settings import formats_of
 from seamseg.validation.validator import scorer_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind(kind):
-    assert kind in result_of(kind).kinds
+    assert kind in RESULTS[kind].kinds
     assert formats_of(kind)
-    assert scorer_of(kind).result is result_of(kind)
+    assert scorer_of(kind).result is RESULTS[kind]
     net = build_network(default_config(kind), 2, 0 if kind == "semantic" else 3)
     assert net.kind == kind
     assert {name for name, part in net.named_children() if part is not None} == set(KINDS[kind].modules)

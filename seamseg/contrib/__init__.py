@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seamseg.extensions import COMMANDS, OPENERS, RECIPES
+from seamseg.extensions import COMMANDS, FORMATS, OPENERS, RECIPES
 
 if TYPE_CHECKING:
     from seamseg.inference.predictor import OpenedModel
@@ -32,4 +32,5 @@ COMMANDS |= {
     "classify": "Train and validate ImageNet classifiers.",
 }
 OPENERS.append(_open_other)
+FORMATS.append("seamseg.contrib.annotation_tools")
 RECIPES.append("seamseg.contrib.recipes")

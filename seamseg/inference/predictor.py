@@ -19,7 +19,7 @@ from seamseg.extensions import OPENERS
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.images import ImageInput, equal_size_batches, is_single_image, prepare_image, size_options
 from seamseg.inference.options import InferenceOptions, Thresholds
-from seamseg.inference.results import RESULTS, result_of
+from seamseg.inference.results import RESULTS
 from seamseg.inference.results.base import ImageResult
 from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles
 from seamseg.maps.formats.metadata import Metadata
@@ -246,7 +246,7 @@ class Predictor(Generic[R]):
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(image.shape) is None for image in images):
             # not for tiles, which need all detections: pieces of an object share the best score
-            maps = self.map_only and result_of(self.kind).has_ids
+            maps = self.map_only and RESULTS[self.kind].has_ids
             least_score = self.thresholds.score_threshold if maps else 0.0
             try:
                 return self.network.start(images, least_score)
@@ -348,7 +348,7 @@ class Predictor(Generic[R]):
 
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of an image of `(height, width)` from the output of the network, without its image."""
-        make = result_of(self.kind).of
+        make = RESULTS[self.kind].of
         result = make(prediction, native_size, self.metadata, self.thresholds, self.classes)
         if prediction.maps and self.map_formats:
             result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
@@ -390,8 +390,8 @@ def build_predictor(
     opened: OpenedModel, options: InferenceOptions, input_size: InputSize | None = None
 ) -> Predictor[Any]:
     """Build the network of an opened model; `input_size` replaces the size of the options."""
-    used = result_of(opened.kind).options
-    if name := options.changed(name for result in RESULTS for name in result.options if name not in used):
+    used = RESULTS[opened.kind].options
+    if name := options.changed(name for result in RESULTS.values() for name in result.options if name not in used):
         raise InputError(f"`{name}` has no effect: the model is of kind {opened.kind}")
     # all arguments are checked before the network is built
     size = opened.input_size(options) if input_size is None else input_size

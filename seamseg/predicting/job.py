@@ -6,24 +6,35 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
-from seamseg.inference.images import equal_size_batches
+from seamseg.data.input_size import InputSize
+from seamseg.inference.images import PreparedImage, equal_size_batches, prepare_image
 from seamseg.inference.predictor import Predictor
+from seamseg.maps.images import PHOTO_ENDINGS, pixel_count
 from seamseg.maps.predictions import MANIFEST, ArrayPrediction
-from seamseg.predicting.find import find_sources
-from seamseg.predicting.folder import Done, Line, ManifestWriter, OutputFolder, output_path
+from seamseg.predicting.folder import Done, OutputFolder
 from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.reader import DecodedImage, ImageReader, UnreadableSource, first_ahead, header_pixels
 from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import WRITTEN, Source, Video, is_video, write_video
-from seamseg.predicting.writers import errors_of
+from seamseg.predicting.source import (
+    WRITTEN,
+    Source,
+    Video,
+    VideoFrame,
+    file_stamp,
+    find_sources,
+    is_video,
+    write_video,
+)
+from seamseg.predicting.writers.base import errors_of
 from seamseg.utils.distributed import (
     World,
     broadcast_object,
@@ -31,12 +42,14 @@ from seamseg.utils.distributed import (
     gather_objects,
     is_main_process,
     long_timeout_group,
+    process_count,
     raised_by_all,
 )
-from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
+from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, is_of_item, one_line
+from seamseg.utils.files import refuse_url
 from seamseg.utils.limits import is_large
 from seamseg.utils.output import echo
-from seamseg.utils.parallel import BackgroundWriter, share_cores
+from seamseg.utils.parallel import BackgroundWriter, share_cores, threaded_map
 from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import graceful_termination
@@ -44,7 +57,25 @@ from seamseg.utils.signals import graceful_termination
 _FUSED_BYTES = 8
 """Memory of the map of an image, and of an output that a format draws, for each of its pixels."""
 
+READ_AHEAD_BYTES = 512 << 20
+"""Limit of decoded images that wait; each thread may hold one image more."""
+
 RESUME = "re-run the same command to resume"
+
+
+class DecodedImage(NamedTuple):
+    """An image, the stamp of its file, and what is prepared of it."""
+
+    source: Source
+    stamp: str
+    image: PreparedImage
+
+
+class UnreadableSource(NamedTuple):
+    """An image that cannot be decoded, and why."""
+
+    source: Source
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -75,18 +106,32 @@ def predict_files(
     The main process calls `report` at the end. InputError if the model, an input or an option is wrong, or the folder
     holds something else; SeamsegError if an output cannot be written.
     """
-    if is_video(str(options.out)) and not Path(options.out).is_dir():
-        return _predict_video(options, report)
+    given, out = str(options.out), Path(options.out)
+    if not given.strip():
+        raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
+    if not out.is_dir():
+        if is_video(given):
+            return _predict_video(options, report)
+        refuse_url(given)
+        if out.exists() or given.lower().endswith(PHOTO_ENDINGS):
+            raise InputError(f"{given}: the output must be a folder, this is a file or image; OUT is the last argument")
     settings = PredictSettings(options)
-    out = output_path(str(options.out))
     sources = find_sources(options.inputs, out, options.limit)
-    fresh = not (out / MANIFEST).exists()  # else the first image may be done
+    first, pixels = sources[0], header_pixels(sources[0]) or 0
+    # else it may be done, or each process has another one
+    is_next = process_count() == 1 and not (out / MANIFEST).exists()
     # exported networks take arrays, and choose their devices themselves
     device = None if is_exported(options.model) else options.device
-    with first_ahead(sources) if fresh else nullcontext(), distributed(device) as world:
+    with ThreadPoolExecutor(1) as pool, distributed(device) as world:
+        if is_next and isinstance(first, Source) and not is_large(pixels):
+            # decoded while the model is opened
+            sources[0] = replace(first, ahead=[pool.submit(first.open)])
         predictor = settings.load(world.device or options.device)
         folder = settings.open_folder(out, predictor, sources)
-        workers = default_workers(sources, world) if options.workers is None else options.workers
+        workers = options.workers
+        if workers is None:
+            few = len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources)
+            workers = 0 if few or pixels >= LARGE_PIXELS else share_cores().decoders
         summary = predict_all(predictor, sources, folder, world, options.batch_size, workers, options.restart)
         if world.is_main:
             report(predictor, summary)
@@ -118,19 +163,6 @@ def _predict_video(options: PredictOptions, report: Callable[[Predictor[Any], Ru
         write_video(out, frames[: options.limit], sources[0].address)
         shutil.rmtree(folder)
     return summary
-
-
-def default_workers(sources: Sequence[Source | Video], world: World) -> int:
-    """Return how many threads decode, if the user gives no number.
-
-    None for a single image in each process, nor if most are large, judged by some of them.
-    """
-    if len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
-        return 0
-    found = [header_pixels(source) for source in sources[:: max(len(sources) // 8, 1)]]
-    known = [pixels for pixels in found if pixels is not None]
-    large = sum(pixels >= LARGE_PIXELS for pixels in known)
-    return 0 if 2 * large > len(known) else share_cores().decoders
 
 
 def predict_all(
@@ -171,15 +203,12 @@ def predict_all(
         images: Iterator[DecodedImage | UnreadableSource] = reader.read(workers)
         if world.is_main:
             images = progress(images, reader.total(), "predict")
-        loop = _PredictionLoop(predictor, folder, ManifestWriter(folder.manifest))
+        loop = _PredictionLoop(predictor, folder)
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
-            try:
-                loop.run(images, batch_size or predictor.network.batch_size, threads, begin)
-            finally:
-                loop.lines.close()
-        good = sum(loop.lines.names.values())
-        redone = sum(name in earlier for name in loop.lines.names)
-        line = (good, len(loop.lines.names) - good, loop.found, len(loop.several_frames), redone)
+            loop.run(images, batch_size or predictor.network.batch_size, threads, begin)
+        names = folder.names
+        good, redone = sum(names.values()), sum(name in earlier for name in names)
+        line = (good, len(names) - good, loop.found, len(loop.several_frames), redone)
         lines = gather_objects(world, line, group)
         if world.is_main:
             folder.finish()
@@ -187,19 +216,14 @@ def predict_all(
     return RunSummary(done, failed, len(earlier) - redone, done > 0 and not found, several_frames)
 
 
-_Started: TypeAlias = "tuple[DecodedImage, Callable[[], ArrayPrediction], float]"
-"""An image, what waits for its prediction, and the seconds that its start took."""
-
-
+@dataclass
 class _PredictionLoop:
     """Processes the images of one process."""
 
-    def __init__(self, predictor: Predictor[Any], folder: OutputFolder, lines: ManifestWriter) -> None:
-        self.predictor = predictor
-        self.folder = folder
-        self.lines = lines
-        self.found = False
-        self.several_frames: set[str] = set()
+    predictor: Predictor[Any]
+    folder: OutputFolder
+    found: bool = False
+    several_frames: set[str] = field(default_factory=set)
 
     def run(
         self,
@@ -218,18 +242,16 @@ class _PredictionLoop:
                 lambda p: p.image.nbytes,
                 tiling=self.predictor.tiling,
             ):
+                size = sum(p.image.nbytes + _FUSED_BYTES * p.image.size[0] * p.image.size[1] for p in batch)
                 # decoded alone, and kept for its outputs
-                large = any(p.image.rgb is not None and is_large(p.image.size[0] * p.image.size[1]) for p in batch)
-                if threads > 1 and not large:
-                    background.submit(self._run_and_write, batch, size=sum(map(_memory, batch)))
-                    continue
-                for item, prediction, seconds in self._start_network(batch):
-                    if large:
-                        # before the next is decoded
-                        self._write(item, prediction, seconds)
-                    else:
-                        # the writer waits for the GPU, which gets the next batch meanwhile
-                        background.submit(self._write, item, prediction, seconds, size=_memory(item))
+                if any(p.image.rgb is not None and is_large(p.image.size[0] * p.image.size[1]) for p in batch):
+                    self._run_and_write(batch)  # before the next is decoded
+                elif threads > 1:
+                    background.submit(self._run_and_write, batch, size=size)
+                else:
+                    # the writer waits for the GPU, which gets the next batch meanwhile
+                    for started in self._start_network(batch):
+                        background.submit(self._write, *started, size=size // len(batch))
         except BaseException:
             background.abandon()
             raise
@@ -248,10 +270,13 @@ class _PredictionLoop:
         self._remove_outputs(source)  # of an earlier run, whose image was another
         reason = one_line(reason)
         echo(f"skipped {reason}", file=sys.stderr, flush=True)
-        self.lines.add({**_identity(source), "status": "unreadable", "reason": reason})
+        line = {"name": source.name, "source": str(source), "relative": source.relative}
+        self.folder.add({**line, "status": "unreadable", "reason": reason})
 
-    def _start_network(self, batch: Sequence[DecodedImage]) -> list[_Started]:
-        """Return the images with what waits for their predictions; without those for which the network fails."""
+    def _start_network(
+        self, batch: Sequence[DecodedImage]
+    ) -> list[tuple[DecodedImage, Callable[[], ArrayPrediction], float]]:
+        """Return the images with what waits for their predictions, and seconds; without those that fail."""
         start = time.perf_counter()
         try:
             predictions = self.predictor.start([item.image.pixels for item in batch])
@@ -270,15 +295,40 @@ class _PredictionLoop:
             self._write(*started)
 
     def _write(self, item: DecodedImage, prediction: Callable[[], ArrayPrediction], seconds: float) -> None:
-        start = time.perf_counter()
+        start = time.perf_counter() - seconds
+        source, stamp, image = item
         try:
-            self._write_outputs(item, prediction(), start - seconds)
+            found = self.predictor.in_units(prediction(), image.size)
+            result = self.predictor.result(found, image.size)
+            found = found.on_cpu()  # formats may keep it
+            records, paths = [], list[Path]()
+            for writer in self.folder.writers:
+                with errors_of(writer):
+                    records.append(writer.write(source, image.rgb, found, result))
+                paths += writer.paths(source)
+            counts = result.counts()
+            self.folder.add(
+                {
+                    "name": source.name,
+                    "source": str(source),
+                    "relative": source.relative,
+                    "status": "ok",
+                    "stamp": stamp,
+                    "height": image.size[0],
+                    "width": image.size[1],
+                    "outputs": [path.relative_to(self.folder.out).as_posix() for path in paths],
+                    result.counted: counts,
+                    "seconds": round(time.perf_counter() - start, 4),
+                    "records": records,
+                }
+            )
+            self.found = self.found or bool(counts)
         except Exception as error:
-            self._remove_outputs(item.source)
+            self._remove_outputs(source)
             self._fail([item], "its outputs cannot be made", error)
         finally:
-            item.image.rgb = None  # the loop keeps the image until it has the next
-            return_memory(item.image.size[0] * item.image.size[1])
+            image.rgb = None  # the loop keeps the image until it has the next
+            return_memory(image.size[0] * image.size[1])
 
     def _remove_outputs(self, source: Source) -> None:
         for path in (path for writer in self.folder.writers for path in writer.paths(source)):
@@ -295,38 +345,91 @@ class _PredictionLoop:
             raise SeamsegError(f"{names}: {reason}") from error
         self._skip(batch[0].source, f"{names}: {reason}")
 
-    def _write_outputs(self, item: DecodedImage, prediction: ArrayPrediction, start: float) -> None:
-        source, stamp, image = item
-        prediction = self.predictor.in_units(prediction, image.size)
-        result = self.predictor.result(prediction, image.size)
-        prediction = prediction.on_cpu()  # formats may keep it
-        records = []
-        for writer in self.folder.writers:
-            with errors_of(writer):
-                records.append(writer.write(source, image.rgb, prediction, result))
-        paths = [path for writer in self.folder.writers for path in writer.paths(source)]
-        counts = result.counts()
-        line = {
-            **_identity(source),
-            "status": "ok",
-            "stamp": stamp,
-            "height": image.size[0],
-            "width": image.size[1],
-            "outputs": [path.relative_to(self.folder.out).as_posix() for path in paths],
-            result.counted: counts,
-            "seconds": round(time.perf_counter() - start, 4),
-            "records": records,
-        }
-        self.lines.add(line)
-        if counts:
-            self.found = True
+
+class ImageReader:
+    """Decodes the images of one process in threads: Pillow and PyAV release the GIL.
+
+    Each process has the same `sources` and `done` (what earlier runs have done). Single images are assigned to the
+    processes in turn. If there are enough videos for all processes, each reads whole ones; otherwise each goes through
+    every video and converts its part of the frames.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source | Video],
+        input_size: InputSize,
+        keep_rgb: bool,
+        done: Done,
+        rank: int = 0,
+        size: int = 1,
+    ) -> None:
+        self.done = done
+        images = [s for s in sources if isinstance(s, Source)]
+        images = [s for s in images if s.name not in done or done[s.name] != (s.relative, file_stamp(s.path))]
+        self.images = images[rank::size]
+        self.videos = [s for s in sources if isinstance(s, Video)]
+        self.input_size = input_size
+        self.keep_rgb = keep_rgb
+        self.rank = rank
+        self.size = size
+
+    def total(self) -> int | None:
+        """Return the number of images and frames to read; None if a video does not state it, or is divided."""
+        frames = [video.stated_frames() or 0 for video in self.videos]
+        if not all(frames) or (frames and self.size > 1):
+            return None
+        stamps = {video.relative: file_stamp(video.address) for video in self.videos}
+        done = sum(stamps.get(path.rpartition("/")[0]) == stamp for path, stamp in self.done.values())
+        return len(self.images) + sum(frames) - done
+
+    def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
+        """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.
+
+        Large images are decoded in this thread, after all images before them; memory does not grow with the threads.
+        """
+        for alone, items in groupby(self._items(), lambda one: workers <= 1 or is_large(header_pixels(one[1]) or 0)):
+            if alone:
+                yield from (self._decode(*one) for one in items)
+                continue
+            yield from threaded_map(
+                lambda one: self._decode(*one),
+                items,
+                workers,
+                lambda one: one.image.nbytes if isinstance(one, DecodedImage) else 0,
+                READ_AHEAD_BYTES,
+            )
+
+    def _items(self) -> Iterator[tuple[str, Source | VideoFrame]]:
+        for source in self.images:
+            yield file_stamp(source.path), source
+        whole = len(self.videos) >= self.size
+        for number, video in enumerate(self.videos):
+            if whole and number % self.size != self.rank:
+                continue
+            stamp = file_stamp(video.address)
+            items = ((item, item.source) for item in video.items())
+            missing = (item for item, s in items if self.done.get(s.name) != (s.relative, stamp))
+            for position, item in enumerate(missing, 1):
+                if whole or position % self.size == self.rank:
+                    yield stamp, item
+
+    def _decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage | UnreadableSource:
+        source = item.source
+        try:
+            image = prepare_image(item.open(), self.input_size, self.keep_rgb)
+            return_memory(image.size[0] * image.size[1])
+            return DecodedImage(source, stamp, image)
+        except UnreadableImage as error:  # its text names the image
+            return UnreadableSource(source, str(error))
+        except InputError as error:
+            return UnreadableSource(source, f"{source}: {error}")
+        except Exception as error:  # one image, for which the memory may not suffice, must not end the run
+            return UnreadableSource(source, f"{source}: cannot be decoded: {describe_error(error)}")
 
 
-def _memory(item: DecodedImage) -> int:
-    """Return the bytes of an image until its outputs are written."""
-    height, width = item.image.size
-    return item.image.nbytes + height * width * _FUSED_BYTES
-
-
-def _identity(source: Source) -> Line:
-    return {"name": source.name, "source": str(source), "relative": source.relative}
+def header_pixels(item: Source | VideoFrame | Video) -> int | None:
+    """Return the pixels of an image by the header of its file; None for videos, and for what cannot be read."""
+    if isinstance(item, Source) and not item.address and not item.problem:
+        with suppress(InputError, MemoryError):  # reported when its turn comes
+            return pixel_count(item.path)
+    return None

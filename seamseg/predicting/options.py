@@ -55,7 +55,7 @@ class PredictOptions(InferenceOptions):
     )
     workers: int | None = _run(
         "threads that decode; with 0 or 1 none ahead (default: one per core up to 4, or a quarter of the cores; 0 for "
-        "a single image, or if most have 33 megapixels or more)",
+        "a single image, or if the first has 33 megapixels or more)",
         None,
         "N",
     )

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import seamseg.predicting.writers  # noqa: F401  # they register the formats
 from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, is_exported, local_model
 from seamseg.config import components
-from seamseg.config.loader import load_components
+from seamseg.config.loader import keys_of, load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
-from seamseg.inference.results import RESULTS, result_of
+from seamseg.inference.results import RESULTS
+from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import MapFormat
 from seamseg.predicting.folder import Line, OutputFolder
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.source import Source, Video
-from seamseg.predicting.writers import AnonymizeWriter, formats_of, make_writers
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.predicting.writers.base import OutputFormat, errors_of
+from seamseg.predicting.writers.images import AnonymizeWriter
+from seamseg.predicting.writers.predictions import MapWriter
+from seamseg.utils.errors import InputError, did_you_mean, named_errors
 from seamseg.utils.options import flags_of
 
 if TYPE_CHECKING:
     import torch
-
-_SHOWING = ("overlay", "overlay-legacy")
 
 _SAME_OUTPUTS = ("compile", "cuda_graphs", "probabilities")
 """Options of inference that do not change the outputs, but for rounding; `probabilities` follows from the formats."""
@@ -39,35 +43,32 @@ class PredictSettings:
         if options.overrides:
             load_components(options.overrides)
         self.format_names = _format_names(options)
-        shown = next((name for name in self.format_names if name in _SHOWING), None)
+        shown = next((name for name in self.format_names if name in ("overlay", "overlay-legacy")), None)
         if options.hide is not None and shown is not None:
             raise InputError(
                 f"`formats={shown}` shows what `hide` hides, under the same name: predict on the "
                 "anonymised images afterwards, into another folder"
             )
-        whole = self._declaring("all_classes")
-        if options.classes is not None and whole:
-            raise InputError(f"`formats={whole[0]}` contains all classes: remove `classes`, or use another format")
+        given = components.registered("format")
+        self._makes: dict[str, Any] = {c.name: c.make for c in given if c.name in self.format_names}
+        whole = next((name for name, make in self._makes.items() if make.all_classes), None)
+        if options.classes is not None and whole is not None:
+            raise InputError(f"`formats={whole}` contains all classes: remove `classes`, or use another format")
 
     @cached_property
     def path(self) -> Path:
         """The path of the model, which is downloaded from a hub."""
         return local_model(self.options.model)
 
-    def _declaring(self, attribute: str) -> list[str]:
-        """Return the names of the formats that declare an attribute of `OutputFormat`."""
-        known = components.registered("format")
-        return [c.name for c in known if c.name in self.format_names and getattr(c.make, attribute)]
-
     def load(self, device: str | torch.device = "auto") -> Predictor[Any]:
         """Load the model for these formats, see :func:`seamseg.inference.predictor.open_for_inference`."""
         options = self.options
-        if self._declaring("probabilities"):
+        if any(make.probabilities for make in self._makes.values()):
             options = replace(options, probabilities=True)
         opened = open_for_inference(self.path, device, options.config, options.meta, options)
         predictor = build_predictor(opened, options)
         # each class states it itself: one derived from another may read more
-        drawn = {c.name for c in components.registered("format") if vars(c.make).get("map_only")}
+        drawn = {name for name, make in self._makes.items() if vars(make).get("map_only")}
         drawn |= predictor.map_formats.keys()
         predictor.map_only = options.hide is None and drawn.issuperset(self.format_names)
         return predictor
@@ -90,7 +91,7 @@ class PredictSettings:
             if problem := writer.problem(predictor.network, video):
                 raise InputError(f"`formats={name}`: {problem}")
         if options.hide is not None:
-            if not result_of(predictor.kind).located:
+            if not RESULTS[predictor.kind].located:
                 raise InputError(f"`hide={_joined(options.hide)}`: {NOT_LOCATED}")
             score = LEAST_SCORE if options.least_score is None else options.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too
@@ -104,16 +105,20 @@ class PredictSettings:
 
         `predictor` is the result of :meth:`load`.
         """
-        options = self.options
+        options, is_folder = self.options, self.path.is_dir()
         declared = {field.name: field for field in fields(options)}
         inference = [field.name for field in fields(InferenceOptions) if field.name not in _SAME_OUTPUTS]
         values = {name: getattr(options, name) for name in (*inference, "style", "least_score")}
+        # name and checksum of files that may change between two runs, also in the folder of the model
+        meta_name = METADATA_NAME if (self.path / METADATA_NAME).is_file() else CLASSES_NAME
+        for key, given, name in (("config", options.config, CONFIG_NAME), ("meta", options.meta, meta_name)):
+            file = self.path if given is None else Path(given)
+            file = file / name if file.is_dir() else file
+            values[key] = None if given is None else str(given)
+            if file.is_file() and (given is not None or is_folder):
+                values[key] = f"{file.name} {digest(file)[:12]}"
         values |= {
             "formats": ",".join(self.format_names),
-            "config": self._content(options.config, CONFIG_NAME),
-            "meta": self._content(
-                options.meta, METADATA_NAME if (self.path / METADATA_NAME).is_file() else CLASSES_NAME
-            ),
             "overrides": list(options.overrides),
             "tiles": str(options.tiles),
             "classes": _joined(options.classes),
@@ -129,14 +134,6 @@ class PredictSettings:
             "settings": named,
         }
 
-    def _content(self, given: str | Path | None, name: str) -> str | None:
-        """Return name and checksum of a file, which may change between two runs, also in the folder of the model."""
-        file = self.path if given is None else Path(given)
-        file = file / name if file.is_dir() else file
-        if file.is_file() and (given is not None or self.path.is_dir()):
-            return f"{file.name} {digest(file)[:12]}"
-        return None if given is None else str(given)
-
 
 def _format_names(options: PredictOptions) -> list[str]:
     """Return the formats, each once; InputError if a list is empty, or no kind of network has one of them."""
@@ -145,7 +142,8 @@ def _format_names(options: PredictOptions) -> list[str]:
         return ["overlay"] if options.hide is None else []
     words = given.split(",") if isinstance(given, str) else map(str, given)
     names = list(dict.fromkeys(filter(None, map(str.strip, words))))
-    known = dict.fromkeys(name for result in RESULTS for kind in result.kinds for name in formats_of(kind))
+    known = dict.fromkeys(name for kind in RESULTS for name in formats_of(kind))
+    known |= dict.fromkeys(name for c in components.registered("network") for name in getattr(c.make, "outputs", ()))
     unknown = next((name for name in names if name not in known), None)
     # the model may have a map of this name
     if names and (unknown is None or is_exported(options.model) or components.registered("head")):
@@ -157,3 +155,46 @@ def _format_names(options: PredictOptions) -> list[str]:
 
 def _joined(names: str | Sequence[str] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(names)
+
+
+def formats_of(kind: str) -> list[str]:
+    """Return the names of the formats of a kind of network, built in and of imported files."""
+    return [c.name for c in components.registered("format") if kind in c.make.kinds]  # type: ignore[attr-defined]
+
+
+def make_writers(
+    formats: Sequence[str],
+    out: Path,
+    metadata: Metadata,
+    kind: str = "panoptic",
+    overrides: Sequence[str] = (),
+    maps: Mapping[str, MapFormat] = MappingProxyType({}),
+) -> list[OutputFormat[Any]]:
+    """Create the writers of formats, each named once, for a kind of network.
+
+    `overrides` are configuration keys, of which formats have sections; each of `maps`, of custom heads, is a format.
+    InputError if the kind of network does not have one, two would write the same file, or a format cannot hold the
+    classes.
+    """
+    known = list(dict.fromkeys((*formats_of(kind), *maps)))
+    made: list[OutputFormat[Any]] = []
+    owners: dict[Path, str] = {}
+    for name in formats:
+        if name not in known:
+            raise InputError(
+                f"`formats={','.join(formats)}`: a model of kind {kind} has no format {name!r}: choose among "
+                f"{', '.join(known)}, separated by commas; name the file of another with `components=FILE`"
+            )
+        if name in maps:
+            writer: OutputFormat[Any] = MapWriter(out, metadata, name, maps[name])
+        else:
+            component = components.find("format", name)
+            with named_errors(component.section, component.module):
+                writer = component.make(out, metadata, keys_of("format", name, overrides))
+        with errors_of(writer):
+            paths = writer.paths(Source(Path("NAME"), "NAME", "NAME"))
+        for path in paths:
+            if (owner := owners.setdefault(path, name)) != name:
+                raise InputError(f"`formats={','.join(formats)}`: {owner} and {name} would both write {path.name}")
+        made.append(writer)
+    return made

@@ -1,24 +1,31 @@
-"""Sources of `predict`: images, which are files or frames of a video, which PyAV decodes and writes."""
+"""Sources of `predict` and where they are found: images, and videos, which PyAV decodes and writes."""
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from seamseg.maps.images import open_image
-from seamseg.utils.errors import InputError, UnreadableImage, require_module
-from seamseg.utils.files import replacing
+from seamseg.maps.images import PHOTO_ENDINGS, image_files, open_image
+from seamseg.maps.predictions import MANIFEST
+from seamseg.utils.distributed import is_main_process
+from seamseg.utils.errors import InputError, UnreadableImage, counted, require_module
+from seamseg.utils.files import listed_names, nearest_path, read_bytes, refuse_url, replacing
 from seamseg.utils.limits import IMAGE_MEMORY, image_budget
+from seamseg.utils.output import echo
 from seamseg.utils.progress import progress
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
@@ -35,13 +42,16 @@ _ALLOWED = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
 """Formats of these endings in FFmpeg: others, such as lists of files, open further files or addresses."""
 
 
+Found = tuple[list[str], list[PurePosixPath]]
+"""Paths, and their paths relative to the input"""
+
+
 @dataclass(frozen=True)
 class Source:
     """An image: the path of its file, and the name of its outputs, with `/` between folders and without an ending.
 
     `relative` is the path relative to the input folder. `address` names a frame of a video, and `problem` is why it
-    cannot be read: the place where the video breaks off. A thread decodes `ahead` for the first call of :meth:`open`;
-    `stamped` is the stamp before that.
+    cannot be read: the place where the video breaks off. A thread decodes `ahead` for the first call of :meth:`open`.
     """
 
     path: Path
@@ -50,7 +60,6 @@ class Source:
     address: str = ""
     problem: str = ""
     ahead: list[Future[Image.Image]] | None = None
-    stamped: str = ""
 
     def __str__(self) -> str:
         return self.address or str(self.path)
@@ -66,13 +75,9 @@ class Source:
             raise UnreadableImage(f"{self}: {self.problem}")
         return self.ahead.pop().result() if self.ahead else open_image(self.path)
 
-    def stamp(self) -> str:
-        """Return a text that changes when the file changes; empty for images that are not files of their own."""
-        return "" if self.address else self.stamped or file_stamp(self.path)
 
-
-def file_stamp(path: Path) -> str:
-    """Return size and modification time of a file; empty if it does not exist."""
+def file_stamp(path: str | Path) -> str:
+    """Return size and modification time of a file, which change with it; empty if it does not exist."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # ValueError: no file can have the name
@@ -151,10 +156,6 @@ class Video:
     relative: str
     limit: int | None = None
 
-    def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
-        return file_stamp(Path(self.address))
-
     def stated_frames(self) -> int | None:
         """Return the number of frames that the container states, at most `limit`; None if it states none."""
         av = require_decoder(self.address)
@@ -188,16 +189,11 @@ class Video:
                     return
                 # threads of frames lag behind the packets: an error in the last ones would drop all that are delayed
                 stream.thread_type = "SLICE"
-                width, height, most = (
-                    stream.codec_context.width,
-                    stream.codec_context.height,
-                    image_budget() // FRAME_BYTES,
-                )
+                width, height = stream.codec_context.width, stream.codec_context.height
+                most = image_budget() // FRAME_BYTES
                 if width * height > most:
-                    limit = (
-                        f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable {IMAGE_MEMORY}"
-                    )
-                    yield self._source(count, f"{width} x {height} pixels are above {limit} sets it")
+                    limit = f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable"
+                    yield self._source(count, f"{width} x {height} pixels are above {limit} {IMAGE_MEMORY} sets it")
                     return
                 stream.codec_context.options = {"max_pixels": str(int(most))}
                 # an edit list of MP4 leaves out frames that are counted; AVI counts those without data, too
@@ -226,3 +222,144 @@ class Video:
     def _source(self, number: int, problem: str = "") -> Source:
         frame, address = f"frame_{number:06}", f"{self.address} (frame {number})"
         return Source(Path(self.address), f"{self.name}/{frame}", f"{self.relative}/{frame}", address, problem)
+
+
+def find_sources(
+    inputs: str | Path | Sequence[str | Path], out: Path | None = None, limit: int | None = None
+) -> list[Source | Video]:
+    """Find the images of one or several files, folders (with sub-folders), globs (`**` for any depth), lists, videos.
+
+    A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
+    a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
+    of the list or else to the working folder; a line that starts with `#` is a comment. Below a folder or `**`, folders
+    that `predict`, `prepare` or `train` has written are left out, with a line on stderr; `out`, where they go, is not
+    searched either. Images of a folder or glob are sorted by path, others keep the given order.
+
+    The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
+    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
+    are treated as a list of all images that they name. Duplicates are removed. With a `limit` there are as many images,
+    and each video has as many frames.
+
+    InputError if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be
+    read.
+    """
+    given = [inputs] if isinstance(inputs, (str, Path)) else inputs
+    if not given:
+        raise InputError("`inputs` is empty: name images, videos, folders or lists")
+    found = [_expand(str(one), out) for one in given]
+    addresses, relative = found[0] if len(found) == 1 else _in_common([one for some, _ in found for one in some])
+    # "." is the root folder, in a list
+    names, before = [str(p.with_suffix("")) if p.name else "." for p in relative], list[str]()
+    while names != before:
+        before, uses = names, Counter(names)
+        names = [str(p) if uses[name] > 1 else name for p, name in zip(relative, names)]
+    sources: list[Source | Video] = []
+    images = 0
+    for address, name, path in zip(addresses, names, relative):
+        if is_video(address):
+            require_decoder(address)
+            sources.append(Video(address, name, str(path), limit))
+        elif limit is None or images < limit:
+            sources.append(Source(Path(address), name, str(path)))
+            images += 1
+    return sources
+
+
+def _expand(text: str, out: Path | None) -> Found:
+    path = Path(text)
+    if not text.strip():
+        raise InputError("IN is empty, is a variable not set? `.` is the working folder")
+    if text.startswith("@") and not os.path.exists(text):
+        return _of_list(Path(text[1:]))
+    if os.path.isdir(text):
+        return _of_folder(text, out)
+    refuse_url(text)
+    if text.lower().endswith((".tar", ".tar.gz", ".tgz")):
+        raise InputError(f"{text}: `python -m seamseg.contrib.ray --input webdataset` predicts the images of tars")
+    if os.path.exists(text):
+        return _of_list(path) if path.suffix.lower() == ".txt" else ([str(path)], [PurePosixPath(path.name)])
+    if glob.has_magic(text):
+        return _of_glob(text, out)
+    raise InputError(f"{text}: no such image, video, folder or list{nearest_path(text)}")
+
+
+def _relative_to(root: Path, found: Sequence[Path]) -> Found:
+    return [str(p) for p in found], [PurePosixPath(p.relative_to(root).as_posix()) for p in found]
+
+
+def _of_folder(text: str, out: Path | None) -> Found:
+    folder = Path(text)
+    if out is not None and folder.resolve() == out.resolve():
+        raise InputError(f"{out}: images and outputs in one folder would mix; choose another output folder")
+    files = image_files(folder, _left_out(folder, out), (*PHOTO_ENDINGS, *VIDEO_ENDINGS))
+    found = [path for path in files if not is_video(path.name)]
+    if found and len(found) < len(files) and is_main_process():
+        videos = counted(len(files) - len(found), "video")
+        echo(f"{text}: {videos} skipped; use a glob for videos, such as '*.mp4'", file=sys.stderr)
+    if not found:
+        raise InputError(
+            f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos use a "
+            "glob, as '*.mp4')"
+        )
+    return _relative_to(folder, found)
+
+
+def _of_glob(pattern: str, out: Path | None) -> Found:
+    parts = Path(pattern).parent.parts
+    # the folders before the first wildcard
+    root = Path(*parts[: next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))])
+    # a pattern of given depth names the folders
+    left_out = _left_out(root, out) if "**" in pattern else lambda folder: False
+    matches = map(Path, glob.iglob(pattern, recursive=True))
+    found = sorted(
+        p for p in matches if p.is_file() and not any(left_out(root / f) for f in p.relative_to(root).parents)
+    )
+    if not found:
+        raise InputError(f"{pattern}: 0 images match this pattern")
+    return _relative_to(root, found)
+
+
+def _of_list(path: Path) -> Found:
+    if not os.path.exists(path):
+        raise InputError(f"{path}: no such list of images{nearest_path(path)}")
+    addresses = []
+    for line in dict.fromkeys(listed_names(read_bytes(path, what := "list of images"), path, what)):
+        # Windows writes back slashes, which are a part of the name elsewhere
+        spellings = [path.parent / line, line, path.parent / line.replace("\\", "/"), line.replace("\\", "/")]
+        # unlike methods of `Path`, this is no error for a name that no file can have
+        found = next(filter(os.path.exists, map(str, spellings)), None)
+        if found is not None or not line.startswith("#"):
+            refuse_url(line, f"{path}: ")
+            addresses.append(found or str(spellings[2]))
+    if not addresses:
+        raise InputError(f"{path}: this list names 0 images; it needs one path a line")
+    return _in_common(addresses)
+
+
+def _in_common(addresses: Sequence[str]) -> Found:
+    """Remove duplicates, and return the paths relative to the common parent folder."""
+    # one file may have several spellings
+    once: dict[str, str] = {}
+    for address in addresses:
+        once.setdefault(os.path.abspath(address), address)
+    # absolute, so that names contain neither `..` nor the working folder
+    full = [p.lstrip(os.sep) or "." for p in once]
+    common = os.path.commonpath([os.path.dirname(p) for p in full])
+    return list(once.values()), [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
+
+
+def _left_out(root: Path, out: Path | None) -> Callable[[Path], bool]:
+    """Return a function that tells, with a line, whether a folder below `root` holds results instead of images."""
+    own = None if out is None or out.resolve() in root.resolve().parents else out.resolve()
+
+    @lru_cache(None)
+    def left_out(folder: Path) -> bool:
+        if folder == root or (own is not None and folder.resolve() == own):
+            return folder != root
+        # files that `predict`, `prepare` or `train` writes
+        made = any(os.path.exists(folder / name) for name in (MANIFEST, "metadata.bin"))
+        if made and is_main_process():
+            echo(f"{folder}: left out, it holds results of seamseg; name it to use its images", file=sys.stderr)
+        return made
+
+    return left_out

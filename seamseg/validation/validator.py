@@ -24,10 +24,9 @@ from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.queries import ranked_by_masks
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.inference.results.base import ImageResult
-from seamseg.inference.results.detections import Detections, choose_detections
+from seamseg.inference.results.detections import Detections, choose_detections, ranked_by_masks
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.evaluation.coco_ap import ImageInstances, average_precision, image_instances
@@ -293,4 +292,4 @@ SCORERS = (PanopticScorer, InstanceScorer, SemanticScorer)
 
 def scorer_of(kind: str) -> Any:
     """Return the class of the :class:`Scorer` of a kind of network; None if it is not scored on a data set."""
-    return next((scorer for scorer in SCORERS if scorer.result is result_of(kind)), None)
+    return next((scorer for scorer in SCORERS if scorer.result is RESULTS[kind]), None)

@@ -232,6 +232,6 @@ def test_heads_are_not_quantised(run, heads, micro, tmp_path):
 
 
 def test_names_with_another_meaning():
-    taken = {name for result in RESULTS for name in result.outputs}
+    taken = {name for result in RESULTS.values() for name in result.outputs}
     taken |= {component.name for component in components.registered("format") if component.built_in}
     assert {name for name in taken if name.isidentifier()} <= RESERVED_NAMES | {"logits"}

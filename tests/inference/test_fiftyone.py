@@ -14,7 +14,6 @@ import pytest
 from numpy.testing import assert_array_equal
 from support.onnx_scenes import CLASSES
 
-from seamseg.inference.results.classification import Classification
 from seamseg.inference.results.detections import Detection, Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
@@ -34,7 +33,6 @@ def detection_of(*, label, bounding_box, confidence, mask):
 STAND_IN = SimpleNamespace(
     Detection=detection_of, Detections=lambda *, detections: SimpleNamespace(detections=detections),
     Segmentation=lambda *, mask: SimpleNamespace(mask=mask),
-    Classification=lambda *, label, confidence: (label, confidence),
 )  # fmt: skip
 
 
@@ -66,12 +64,9 @@ def test_a_panoptic_map():
     assert_array_equal(car.mask, ids[10:30, 20:40] == 2)
 
 
-def test_class_maps_and_classifications(monkeypatch):
+def test_class_maps(monkeypatch):
     found = SemanticMap(np.array([[0, 3, VOID]], np.uint8), metadata=CLASSES)
     assert found.to_fiftyone()["segmentation"].mask.tolist() == [[1, 4, 0]]
-    probabilities = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
-    label = Classification(probabilities, (2, 3), metadata=CLASSES).to_fiftyone()["classification"]
-    assert (label if isinstance(label, tuple) else (label.label, label.confidence)) == ("person", 0.625)
     monkeypatch.setitem(sys.modules, "fiftyone", None)
     with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs fiftyone .*: pip install fiftyone"):
         found.to_fiftyone()

@@ -27,8 +27,8 @@ from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.prepare.export import export_dataset
 from seamseg.predicting.folder import OutputFolder
+from seamseg.predicting.settings import make_writers
 from seamseg.predicting.source import Source
-from seamseg.predicting.writers import make_writers
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator

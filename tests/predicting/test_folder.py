@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import os
 import signal
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting import folder as folder_module
-from seamseg.predicting.folder import ManifestWriter, OutputFolder, differences
+from seamseg.predicting.folder import OutputFolder, differences, read_lines
 from seamseg.utils.errors import InputError, SeamsegError
 
 
@@ -35,12 +36,14 @@ def outputs(out, count):
 
 
 def write(folder, lines, processes=1):
-    """Append lines in turn by the writers of several processes."""
-    writers = [ManifestWriter(folder.manifest) for _ in range(processes)]
+    """Append lines in turn by several processes."""
+    folders = [OutputFolder(folder.out, [], HEAD) for _ in range(processes)]
     for number, one in enumerate(lines):
-        writers[number % processes].add(one)
-    for writer in writers:
-        writer.close()
+        folders[number % processes].add(one)
+
+
+def listed(folder):
+    return [one for _, one in read_lines(folder.manifest)]
 
 
 @settings(max_examples=60)
@@ -61,7 +64,7 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     done = folder.begin([])
     write(folder, [one for one in everything if one["name"] not in done])
     folder.finish()
-    assert list(folder.lines()) == everything
+    assert listed(folder) == everything
     assert folder.manifest.read_bytes().count(b"\n") == 1 + count
 
 
@@ -76,7 +79,7 @@ def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_co
     assert list(folder.begin([])) == [line(1)["name"]]
     write(folder, [line(3)])
     folder.finish()
-    assert [one["status"] for one in folder.lines()] == ["ok"] * 4
+    assert [one["status"] for one in listed(folder)] == ["ok"] * 4
 
 
 def test_another_model_or_other_settings_are_refused(tmp_path):
@@ -98,7 +101,7 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     assert not differences(HEAD, header("copy.zip", "ab12", {"format": "coco"}))
     other = OutputFolder(tmp_path, [], header("other.zip", "cd34", {}))
     assert other.begin([], restart=True) == {}
-    assert list(other.lines()) == []
+    assert listed(other) == []
     # an unknown one is not changed
     (tmp_path / MANIFEST).write_text("my own notes\n")
     with pytest.raises(InputError, match=r"damaged, or not a manifest .*`restart=True` replaces it"):
@@ -120,25 +123,23 @@ def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatc
     outputs(tmp_path, 3)
     folder = OutputFolder(tmp_path, [], HEAD)
     folder.begin([])
-    writer = ManifestWriter(folder.manifest)
-    writer.add(line(0))
-    write_ = os.write
+    folder.add(line(0))
 
-    def full(file, data):
-        if not data.startswith(b"{"):  # the second attempt
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write_(file, data[:5])
+    class Full(io.FileIO):
+        def write(self, data):
+            if not data.startswith(b"{"):  # the second attempt
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data[:5])
 
-    monkeypatch.setattr(folder_module.os, "write", full)
-    with pytest.raises(SeamsegError, match=r"predictions\.jsonl: cannot be written: No space left"):
-        writer.add(line(1))
-    assert list(writer.names) == [line(0)["name"]]
-    monkeypatch.undo()
-    writer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module, "open", lambda path, *rest, **more: Full(path, "ab"), raising=False)
+        with pytest.raises(SeamsegError, match=r"predictions\.jsonl: cannot be written: No space left"):
+            folder.add(line(1))
+    assert list(folder.names) == [line(0)["name"]]
     assert list(folder.begin([])) == [line(0)["name"]]
     write(folder, [line(1), line(2)])
     folder.finish()
-    assert [one["name"] for one in folder.lines()] == [line(number)["name"] for number in range(3)]
+    assert [one["name"] for one in listed(folder)] == [line(number)["name"] for number in range(3)]
 
 
 # --- One run at a time in an output folder: a lock that ends with its process, and that decoders do not keep

@@ -15,10 +15,9 @@ from PIL import Image
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import as_image
 from seamseg.predicting import source
-from seamseg.predicting.find import find_sources
 from seamseg.predicting.folder import OutputFolder
-from seamseg.predicting.reader import ImageReader
-from seamseg.predicting.source import Source, Video, VideoFrame, file_stamp
+from seamseg.predicting.job import ImageReader
+from seamseg.predicting.source import Source, Video, VideoFrame, file_stamp, find_sources
 from seamseg.utils.errors import InputError, UnreadableImage
 
 

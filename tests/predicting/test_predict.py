@@ -18,7 +18,6 @@ import seamseg
 from seamseg.data.input_size import InputSize
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
-from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
 from seamseg.predicting.settings import PredictSettings
@@ -56,25 +55,6 @@ def predict(main, model, photos, out, *words):
 
 def written(out):
     return sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
-
-
-def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, capsys):
-    """What the network finds, read back as a data set."""
-    out = tmp_path / "out"
-    assert predict(seamseg_main, micro_run, micro / "img", out, "--format", "coco,cvat,labelstudio") == 0
-    segments = sum(len(a["segments_info"]) for a in json.loads((out / "panoptic.json").read_text())["annotations"])
-    for tool in ("cvat", "labelstudio"):
-        words = ("prepare", tool, tmp_path / tool, "--split", "val", micro / "img", out / tool, "--workers", "1")
-        assert seamseg_main(*words) == 0
-        data = DatasetFolder(tmp_path / tool)
-        assert data.metadata.without_images() == DatasetFolder(micro).metadata.without_images()
-        assert sum(len(i.cat) - 1 - sum(i.iscrowd) for i in data.metadata.images) == segments > 0
-    # a frame of a video has no address that Label Studio could show
-    (tmp_path / "drive.mp4").touch()
-    capsys.readouterr()
-    assert predict(seamseg_main, micro_run, tmp_path / "drive.mp4", tmp_path / "t", "--format", "labelstudio") == 2
-    assert "not frames of drive.mp4; save them as images first" in capsys.readouterr().err
-    assert not (tmp_path / "t").exists()
 
 
 def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):

@@ -8,18 +8,17 @@ from PIL import Image
 
 from seamseg.data.input_size import InputSize
 from seamseg.maps.images import open_image
-from seamseg.predicting import reader
-from seamseg.predicting.find import find_sources
-from seamseg.predicting.reader import ImageReader
+from seamseg.predicting import job
+from seamseg.predicting.job import ImageReader
 from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import Source
+from seamseg.predicting.source import Source, find_sources
 from seamseg.utils import limits
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
 
 def test_threads_of_huge_photos_hold_one_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "READ_AHEAD_BYTES", 1)
+    monkeypatch.setattr(job, "READ_AHEAD_BYTES", 1)
     for name in "abcde":
         Image.new("RGB", (100, 100)).save(tmp_path / f"{name}.png")
     opened, received = [], []

@@ -14,10 +14,10 @@ from PIL import Image
 from seamseg.cli.main import build_parser, options_of
 from seamseg.inference.images import network_input
 from seamseg.inference.options import Thresholds
-from seamseg.predicting.find import find_sources
 from seamseg.predicting.job import RunSummary, predict_all
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
+from seamseg.predicting.source import find_sources
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
@@ -106,7 +106,7 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
         ({"style": "cubes", "hide": "car"}, "^`style=cubes`: choose one of blur, pixels$"),
         (
             {"formats": ["coco", "bitmap"]},
-            "^`formats=coco,bitmap`: there is no format 'bitmap'; choose among cityscapes, coco, csv, cvat",
+            "^`formats=coco,bitmap`: there is no format 'bitmap'; choose among cityscapes, coco, csv",
         ),
         ({"formats": "coco, ovrlay"}, "^`formats=coco, ovrlay`: there is no format 'ovrlay'; did you mean 'overlay'"),
         ({"formats": ","}, "^`formats=,`: no format is given; choose among cityscapes, coco, csv"),
@@ -134,7 +134,7 @@ def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, se
     ("options", "map_only"),
     [
         ({}, True),
-        ({"formats": "overlay,coco,cvat"}, True),
+        ({"formats": "overlay,coco,json"}, True),
         ({"formats": "coco,vistas"}, False),
         ({"formats": "cityscapes"}, False),
         ({"formats": "raw"}, False),

@@ -122,7 +122,11 @@ def _licence(licence: str) -> dict[str, str]:
 def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
     """Return the scores of a file by name: the identifier of the metric, and the value in percent."""
     content = read_json(path, "file of scores", EVALUATION_BYTES)
-    main = {kind: key for result in RESULTS for kind, key in zip(result.kinds, result.main_scores, strict=True)}
+    main = {
+        kind: key
+        for result in dict.fromkeys(RESULTS.values())
+        for kind, key in zip(result.kinds, result.main_scores, strict=True)
+    }
     # a panoptic network has mIoU, too, and one with masks box.AP
     found = next((key for key in main.values() if _number(content, key) is not None), None)
     if found != main[made.kind]:

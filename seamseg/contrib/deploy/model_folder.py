@@ -28,7 +28,7 @@ from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.inference.images import input_size
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import PARTIAL, cannot_write, refuse_existing, write_atomically, write_json
@@ -139,7 +139,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
         licence=options.licence or opened.licence,
         files={CONFIG_NAME: config_to_string(config)},
         network=network_facts(config),
-        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {result_of(config.kind).__name__}',
+        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {RESULTS[config.kind].__name__}',
         command="seamseg predict {} photos/ out/",
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config.kinds import KINDS
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import QUERY_OUTPUTS
 from seamseg.models.custom import WholeNetwork, predicted_maps
 from seamseg.models.heads.select import best_scores
@@ -214,7 +214,7 @@ class WholeExport(ExportNet):
 
     def __init__(self, net: WholeNetwork, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        names = list(result_of(net.kind).outputs)
+        names = list(RESULTS[net.kind].outputs)
         if KINDS[net.kind].has_masks:
             names.insert(names.index("count"), "mask_logits")
         self.output_names = (*names, *net.map_formats, *("ids",) * net.predicts_ids)

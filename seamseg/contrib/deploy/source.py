@@ -18,7 +18,7 @@ from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, open_for_inference
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
@@ -109,7 +109,7 @@ def _metadata(
     opened: OpenedModel, options: ExportOptions, inference: InferenceOptions, **more: Any
 ) -> ExportedMetadata:
     config, loading = opened.config, opened.config.dataloader
-    has_thresholds = "score_threshold" in result_of(opened.kind).options
+    has_thresholds = "score_threshold" in RESULTS[opened.kind].options
     return ExportedMetadata(
         kind=opened.kind,
         config=config_to_string(config),

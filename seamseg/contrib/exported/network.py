@@ -12,9 +12,9 @@ from seamseg.checkpoints.model_path import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.contrib.classification.config import parse_classifier_config
 from seamseg.contrib.exported.onnx_engines import open_onnx
+from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.queries import prediction_of_queries
 from seamseg.maps.formats.exported import QUERY_OUTPUTS, ExportedMetadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, lacks_memory, one_line

@@ -19,11 +19,11 @@ from seamseg.config import Config
 from seamseg.contrib.foreign.class_lists import NetworkClasses, identify
 from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
 from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
+from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.contrib.foreign.transformers_loading import load_network, task_tokens
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.queries import prediction_of_queries
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.folding import choose_precision
 from seamseg.utils.distributed import choose_device, is_main_process

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.inference.results.base import ImageResult
 from seamseg.maps.formats.metadata import class_infos
 from seamseg.maps.images import pixels_of
@@ -54,7 +54,7 @@ class ResultEncoder:
         self._classes = [{"name": c.name, "isthing": c.isthing, "color": list(rgb)} for c, rgb in infos]
         self._encoders: dict[str, _Encoder] = {
             "json": self._json,
-            **({"png": self._png} if result_of(predictor.kind).has_ids else {}),
+            **({"png": self._png} if RESULTS[predictor.kind].has_ids else {}),
             "overlay": self._overlay,
             "view": self._view,
             **{name: partial(self._map, name) for name in predictor.map_formats},

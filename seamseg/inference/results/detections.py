@@ -20,13 +20,16 @@ from seamseg.inference.results.base import (
 )
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.idmaps.segments import resize_nearest
+from seamseg.maps.idmaps.segments import resize_nearest, sigmoid
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
     import supervision
+
+MOST_DETECTIONS = 100
+"""Detections of queries in average precision, as in its paper (arXiv 2107.06278)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,3 +302,18 @@ def choose_detections(
     if keep.all():
         return prediction
     return prediction.rows(np.flatnonzero(keep))
+
+
+def ranked_by_masks(prediction: ArrayPrediction) -> ArrayPrediction:
+    """Multiply the scores of detections of queries by the mean probability within their masks, as the paper's AP does.
+
+    Detections are the :data:`MOST_DETECTIONS` of the highest scores before that, as in the paper. Elsewhere the score
+    is the probability of the class: thresholds are meant for the paper's map, and objects with an uncertain mask are
+    anonymised, too.
+    """
+    best = prediction.rows(np.sort(np.argsort(-prediction.scores, kind="stable")[:MOST_DETECTIONS]))
+    assert best.mask_logits is not None
+    mask_pixels = best.mask_logits >= 0
+    sums = (sigmoid(best.mask_logits) * mask_pixels).sum((1, 2), dtype=np.float64)
+    factors = sums / np.maximum(mask_pixels.sum((1, 2)), 1)
+    return replace(best, scores=(best.scores * factors).astype(np.float32))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from seamseg.config import components
 from seamseg.inference.results.base import ImageResult
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.predicting.source import Source, Video
+from seamseg.utils.errors import named_errors
 
 Record = dict[str, Any]
 """Data that a format stores in the manifest for an image, as JSON."""
@@ -85,3 +88,9 @@ class OutputFormat(ABC, Generic[R]):
         records : what :meth:`write` returned for each image, in this run or an earlier one, in any process
         """
         return
+
+
+def errors_of(writer: OutputFormat[Any]) -> AbstractContextManager[None]:
+    """Return a context that names a custom format, and the line of its file, in errors of its code."""
+    own = components.custom_of(writer)
+    return nullcontext() if own is None else named_errors(own.section, own.module)

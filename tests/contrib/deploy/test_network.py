@@ -15,7 +15,7 @@ from support.exported import (
 from support.onnx_scenes import OUTPUTS
 
 from seamseg.contrib.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace
-from seamseg.inference.results import result_of
+from seamseg.inference.results import RESULTS
 from seamseg.ops import winograd
 
 
@@ -87,7 +87,7 @@ def test_dense_part(kind):
 @pytest.mark.parametrize("kind", [*DETECTORS, "semantic", "classification"])
 def test_names_of_the_outputs(kind):
     assert exported_net(kind).output_names == OUTPUTS[kind]
-    assert {*result_of(kind).outputs} == {*OUTPUTS[kind]} - {"mask_logits"}
+    assert {*RESULTS[kind].outputs} == {*OUTPUTS[kind]} - {"mask_logits"}
 
 
 @pytest.mark.slow

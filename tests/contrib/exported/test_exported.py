@@ -30,9 +30,9 @@ from seamseg.contrib.classification.config import InputConfig
 from seamseg.contrib.classification.data import ClassFolders
 from seamseg.contrib.classification.transforms import test_transform as transform_of
 from seamseg.contrib.exported.onnx_engines import OpenvinoRun, openvino_core
+from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input
-from seamseg.inference.queries import prediction_of_queries
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap

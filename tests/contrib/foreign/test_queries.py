@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.testing import assert_close
 
+from seamseg.contrib.foreign import queries as module
+from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.data.input_size import InputSize
 from seamseg.fusion import fuse, merge_queries
-from seamseg.inference import queries as module
 from seamseg.inference.anonymize import private_regions
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.queries import prediction_of_queries, ranked_by_masks
+from seamseg.inference.results import detections
+from seamseg.inference.results.detections import ranked_by_masks
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.validation.items import ValidationItem
@@ -107,6 +109,7 @@ def test_the_best_detections(monkeypatch):
     needed = int((probabilities >= 0.2).sum())
     for most in (needed - 5, needed + 5):
         monkeypatch.setattr(module, "MOST_DETECTIONS", most)
+        monkeypatch.setattr(detections, "MOST_DETECTIONS", most)
         found = predict(classes, np.abs(masks), (48, 80), (48, 80))
         best = probabilities.topk(max(most, needed)).values
         assert_close(torch.from_numpy(found.scores).sort().values, best.sort().values)

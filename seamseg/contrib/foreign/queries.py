@@ -7,19 +7,15 @@ and formats of single objects.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from seamseg.inference.anonymize import LEAST_SCORE as LEAST_HIDDEN_SCORE
-from seamseg.maps.idmaps.segments import sigmoid
+from seamseg.inference.results.detections import MOST_DETECTIONS
 from seamseg.maps.idmaps.upsampled import Size, best_classes, mask_boxes
 from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks
 
 LEAST_SCORE = 0.05
 """Objects of a smaller probability are no detections."""
-MOST_DETECTIONS = 100
-"""As in the paper's average precision; more only if all of them score at least what anonymising needs."""
 MASK_SIDE = 112
 """Cells of the mask of a detection; with 28 objects lose about 1 % of PQ."""
 _ROWS = 16
@@ -52,7 +48,8 @@ def prediction_of_queries(
             f"{classes.shape} classes"
         )
     masks = np.ascontiguousarray(mask_logits, np.float32)
-    probabilities = _softmax(class_logits)
+    exponentials = np.exp(class_logits.astype(np.float64) - class_logits.max(1, keepdims=True))
+    probabilities = (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
     best = probabilities.argmax(1)
     kept = np.flatnonzero(best < len(classes))
     queries = QueryMasks(
@@ -62,34 +59,6 @@ def prediction_of_queries(
     columns_of_pixels = best_classes(_class_map(probabilities[:, :-1], masks), padded_size, size)
     semantic = classes.astype(np.uint8)[columns_of_pixels]
     return Prediction(boxes, things, scores, crops, semantic, size, queries=queries)
-
-
-def ranked_by_masks(prediction: ArrayPrediction) -> ArrayPrediction:
-    """Multiply the scores of detections by the mean probability within their masks: the ranking of the paper's AP.
-
-    Detections are the :data:`MOST_DETECTIONS` of the highest scores before that, as in the paper. Elsewhere the score
-    is the probability of the class: thresholds are meant for the paper's map, and objects with an uncertain mask are
-    anonymised, too.
-    """
-    assert prediction.mask_logits is not None
-    best = np.sort(np.argsort(-prediction.scores, kind="stable")[:MOST_DETECTIONS])
-    masks = prediction.mask_logits[best]
-    mask_pixels = masks >= 0
-    sums = (sigmoid(masks) * mask_pixels).sum((1, 2), dtype=np.float64)
-    factors = sums / np.maximum(mask_pixels.sum((1, 2)), 1)
-    return replace(
-        prediction,
-        boxes=prediction.boxes[best],
-        classes=prediction.classes[best],
-        scores=(prediction.scores[best] * factors).astype(np.float32),
-        mask_logits=masks,
-    )
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    values = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    result: np.ndarray = (values / values.sum(1, keepdims=True)).astype(np.float32)
-    return result
 
 
 def _class_map(probabilities: np.ndarray, masks: np.ndarray) -> np.ndarray:

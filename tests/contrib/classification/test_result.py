@@ -1,11 +1,14 @@
 """The result of a classifier."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
 from support.onnx_scenes import CLASSES
 
-from seamseg.inference.results.classification import Classification
+from seamseg.contrib.classification.result import Classification
 from seamseg.maps.predictions import Prediction
 
 SHARES = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
@@ -55,3 +58,9 @@ def test_names_are_written_in_proportion_to_the_image():
         heights.append(np.ptp(np.nonzero((drawn != (9, 9, 200)).any(-1))[0]) + 1)
     assert heights[0] == heights[1] < heights[2], "at least 10 pixels, then a 24th of the shorter side"
     assert 1.5 * heights[1] < heights[3] < 2 * heights[1]
+
+
+def test_fiftyone(monkeypatch):
+    stand_in = SimpleNamespace(Classification=lambda *, label, confidence: (label, confidence))
+    monkeypatch.setitem(sys.modules, "fiftyone", stand_in)
+    assert Classification(SHARES, (2, 3), metadata=CLASSES).to_fiftyone() == {"classification": ("person", 0.625)}
