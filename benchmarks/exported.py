@@ -29,6 +29,7 @@ from timing import in_turns, options, processor
 from torch import nn
 
 from seamseg.contrib.deploy.aoti import write_package
+from seamseg.contrib.deploy.export import synthetic_image
 from seamseg.contrib.deploy.network import example_inputs, export_net
 from seamseg.contrib.deploy.onnx import write_onnx
 from seamseg.contrib.deploy.quantize import quantise_file
@@ -36,7 +37,6 @@ from seamseg.contrib.exported.onnx_engines import open_onnx
 from seamseg.contrib.exported.package import PackageSession
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.models.panoptic_inference import DetectionSelector
-from seamseg.utils.synthetic_image import synthetic_image
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
 SIDES = ("fp32", "bf16", "pt2", "onnx", "openvino", "onnx-int8", "openvino-int8")

@@ -98,7 +98,7 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
     """Measure one size and print the table."""
     from timing import in_turns
 
-    from seamseg.utils.synthetic_image import write_synthetic_image
+    from seamseg.contrib.deploy.export import write_synthetic_image
 
     photo = folder / f"street{side}.jpg"
     write_synthetic_image(photo, (side, side * 767 // 512))

@@ -146,10 +146,10 @@ def main() -> int:
     import torch
     from timing import profiled
 
+    from seamseg.contrib.deploy.export import write_synthetic_image
     from seamseg.inference.images import network_input
     from seamseg.maps.images import open_image
     from seamseg.utils.distributed import choose_device
-    from seamseg.utils.synthetic_image import write_synthetic_image
 
     # there is one size: static shapes compile sooner
     torch._dynamo.maybe_mark_dynamic = lambda *_: None

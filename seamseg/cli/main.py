@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
 import traceback
 import warnings
@@ -32,7 +33,7 @@ from seamseg.utils.errors import (
 )
 from seamseg.utils.options import flags_of
 from seamseg.utils.output import echo, show_flags
-from seamseg.utils.signals import end_at_interrupt, graceful_termination
+from seamseg.utils.signals import graceful_termination
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -73,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return main(sys.argv[1:])
         finally:
-            end_at_interrupt()
+            # SIGINT ends the process at once, unless it is ignored: no traceback while the interpreter exits
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
     # parsing the arguments may fail, too
     debug = "--debug" in argv
     with warnings.catch_warnings():

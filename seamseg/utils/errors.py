@@ -93,15 +93,6 @@ def is_of_item(error: BaseException) -> bool:
     return True
 
 
-def item_error(error: Exception, where: str) -> SeamsegError:
-    """Return an error of one of many images or files, named by `where` unless its message does; raise one of all."""
-    if not is_of_item(error):
-        raise error
-    if isinstance(error, SeamsegError):
-        return type(error)(str(error))  # without its traceback, which keeps arrays alive
-    return SeamsegError(f"{where} ({describe_error(error)})")
-
-
 def describe_error(error: BaseException) -> str:
     """Return a short one-line description of an error of another library."""
     if isinstance(error, FileNotFoundError):

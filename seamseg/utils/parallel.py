@@ -115,19 +115,6 @@ def _begin_worker(function: Callable[[Any], Any]) -> None:
     begin_worker_process()
 
 
-def call_in_thread(function: Callable[[], B]) -> B:
-    """Return `function()`, called in a thread that ends; to load a network that another thread will run.
-
-    libgomp keeps a team of threads for each thread that has run a parallel operator, until that thread ends. With more
-    of them than cores, none spins between operators, and on an otherwise idle CPU small networks take about twice as
-    long (docs/reference/performance.md).
-
-    Ctrl-C waits for the function, since Python's end would abort in the middle of an operator.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
-
-
 def threaded_map(
     function: Callable[[A], B],
     items: Iterable[A],

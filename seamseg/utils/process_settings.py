@@ -39,7 +39,14 @@ _returned = time.monotonic()
 
 def apply() -> None:
     """Apply the settings to this process and its child processes; to be called before torch is imported."""
-    _set_malloc()
+    # glibc has applied variables of the environment at the start of the process
+    set_before = any(name in os.environ for name in MALLOC)
+    if not _switched_off() and not set_before and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        for name, value in MALLOC.items():
+            # mallopt takes an int; -1 as a trim threshold means never
+            libc.mallopt(_MALLOPT[name], value if value < 2**31 else -1)
+        os.environ.update({name: str(value) for name, value in MALLOC.items()})
     # libgomp reads its variables once, when torch is imported
     if "torch" not in sys.modules and not any(name in os.environ for name in _SPIN_VARIABLES):
         os.environ.update({name: str(value) for name, value in SPIN.items()})
@@ -74,17 +81,6 @@ def openmp_status() -> str:
     """Return a one-line status of waiting OpenMP threads."""
     found = [f"{name}={os.environ[name]}" for name in _SPIN_VARIABLES if name in os.environ]
     return ", ".join(found) or "libgomp default: slow beside other programs"
-
-
-def _set_malloc() -> None:
-    # glibc has applied the environment at the start of the process
-    if _switched_off() or any(name in os.environ for name in MALLOC) or platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL(None)
-    for name, value in MALLOC.items():
-        # mallopt takes an int; -1 as a trim threshold means never
-        libc.mallopt(_MALLOPT[name], value if value < 2**31 else -1)
-    os.environ.update({name: str(value) for name, value in MALLOC.items()})
 
 
 def _switched_off() -> bool:

@@ -13,9 +13,10 @@ from types import FrameType
 
 from seamseg.utils.errors import HungUp, Terminated
 
-_ENDINGS = {"SIGTERM": Terminated, "SIGHUP": HungUp}
-"""By names, since Windows lacks SIGHUP."""
-_OF_WORKERS = {getattr(signal, name) for name in ("SIGINT", *_ENDINGS) if hasattr(signal, name)}
+_ENDINGS = {signal.SIGTERM: Terminated}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    _ENDINGS[signal.SIGHUP] = HungUp
+_OF_WORKERS = {signal.SIGINT, *_ENDINGS}
 
 
 @contextmanager
@@ -29,13 +30,12 @@ def graceful_termination(advice: str = "") -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = {getattr(signal, name): ending for name, ending in _ENDINGS.items() if hasattr(signal, name)}
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise numbers[number]
+        raise _ENDINGS[signal.Signals(number)]
 
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in _ENDINGS}
     before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, terminate)
@@ -46,12 +46,6 @@ def graceful_termination(advice: str = "") -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def end_at_interrupt() -> None:
-    """Let SIGINT end the process at once, unless it is ignored: without a traceback while the interpreter exits."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

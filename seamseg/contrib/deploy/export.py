@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from seamseg.checkpoints.model_path import is_foreign, local_model
 from seamseg.config import config_from_string
@@ -32,7 +33,6 @@ from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
 from seamseg.utils.output import echo
 from seamseg.utils.progress import counter, is_quiet, progress
-from seamseg.utils.synthetic_image import write_synthetic_image
 from seamseg.validation.evaluate import check_same_classes
 
 Session = Any
@@ -280,3 +280,17 @@ def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 def _say(text: str) -> None:
     if not is_quiet():
         echo(text, file=sys.stderr, flush=True)
+
+
+def synthetic_image(size: tuple[int, int]) -> np.ndarray:
+    """Return an RGB image, uint8 `H x W x 3`, of smooth colours and some texture; `size` is `(height, width)`."""
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (16, 24, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(np.int16)
+    smooth = smooth + rng.integers(-12, 13, (*size, 1), dtype=np.int16)
+    return smooth.clip(0, 255).astype(np.uint8)
+
+
+def write_synthetic_image(path: Path, size: tuple[int, int]) -> None:
+    """Write :func:`synthetic_image` as a JPEG file."""
+    Image.fromarray(synthetic_image(size)).save(path, quality=92)

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,6 @@ from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.output import echo
-from seamseg.utils.parallel import call_in_thread
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 
@@ -48,9 +48,11 @@ def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
     with bind(options.host, options.port) as bound:
         # outside the thread: Ctrl-C ends a download at once
         path = local_model(options.model)
-        # in a thread that ends, with its OpenMP threads: one of the service runs the network
+        # in a thread that ends, with its OpenMP threads: one of the service runs the network, and with more OpenMP
+        # threads than cores none spins between operators (docs/reference/performance.md)
         given = (path, options.device, options.config, options.meta, options)
-        predictor = call_in_thread(lambda: _warmed_up(build_predictor(open_for_inference(*given), options)))
+        with ThreadPoolExecutor(1) as pool:
+            predictor = pool.submit(lambda: _warmed_up(build_predictor(open_for_inference(*given), options))).result()
         service = Service(predictor, Path(options.model).name, options, debug)
         line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
         app = build_app(service, accepted_hosts(bound))

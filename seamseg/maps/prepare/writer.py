@@ -31,7 +31,7 @@ from seamseg.maps.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.maps.prepare.archives import File, decoded, fingerprint, read_file, size_of
 from seamseg.maps.prepare.class_file import background_class
 from seamseg.maps.prepare.pairs import Instances, is_image
-from seamseg.utils.errors import InputError, SeamsegError, item_error, one_line
+from seamseg.utils.errors import InputError, SeamsegError, describe_error, is_of_item, one_line
 from seamseg.utils.files import PARTIAL, cannot_write, join_inside, read_text, replacing, write_atomically
 from seamseg.utils.limits import MASK_BYTES, check_memory
 from seamseg.utils.output import echo
@@ -281,7 +281,11 @@ def _converted(frame: SourceFrame, **options: Any) -> dict[str, Any] | SeamsegEr
         return_memory(pixels)
         return record
     except Exception as error:
-        return item_error(error, f"{frame.image}: cannot be converted")
+        if not is_of_item(error):
+            raise
+        if isinstance(error, SeamsegError):
+            return type(error)(str(error))  # without its traceback, which keeps arrays alive
+        return SeamsegError(f"{frame.image}: cannot be converted ({describe_error(error)})")
 
 
 def _write_frame(
