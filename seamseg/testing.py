@@ -139,7 +139,6 @@ def check_component(
 
 
 def _overrides(made: Component, source: str, keys: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the overrides that use a component."""
     kind = KINDS[made.kind]
     found = [f"general.components={Path(source).resolve() if source.endswith('.py') else source}"]
     if kind.key:
@@ -171,8 +170,6 @@ def _city(folder: Path, reads: Iterable[Iterable[ReadMap]]) -> Path:
 
 
 class _StopAfter(Callback):
-    """Ends a training after a step, with a snapshot."""
-
     def train(self, run: Run, values: Mapping[str, float]) -> None:
         if run.step == 2:
             run.stop("check")
@@ -180,8 +177,6 @@ class _StopAfter(Callback):
 
 @dataclass(frozen=True)
 class _Check:
-    """The check of a component, with a folder for its runs and an image to predict."""
-
     component: Component
     overrides: tuple[str, ...]
     config: Path
@@ -190,14 +185,12 @@ class _Check:
     image: Path
 
     def run(self, deterministic: bool) -> Iterator[str]:
-        """Run the checks that the kind has, and yield what was checked."""
         if self.component.kind in ("body", "head", "network", "loss"):
             yield from self.layers(load_config(self.config, None, self.overrides))
         yield self.resume(deterministic)
         yield self.predict()
 
     def layers(self, config: Config) -> Iterator[str]:
-        """Check gradients, and another network with the saved weights."""
         setup = segmentation(config)
         torch.manual_seed(0)
         images: Any = setup.open_loader(self.data, World(device=torch.device("cpu"))).dataset
@@ -240,7 +233,6 @@ class _Check:
 
     @torch.no_grad()
     def outputs(self, net: Any, images: PackedSequence) -> dict[str, Tensor]:
-        """Return the levels of a body, or the outputs of a network, by name."""
         if self.component.kind == "body":
             return {f"level {number}": x for number, x in enumerate(net.encode(images).levels)}
         found: dict[str, Tensor] = {}
@@ -259,7 +251,6 @@ class _Check:
         return result
 
     def resume(self, deterministic: bool) -> str:
-        """Compare a training that was stopped and resumed with one that was not."""
         self.train("straight")
         stopped = self.train("stopped", callbacks=[_StopAfter()])
         _require(stopped.steps == 2, f"the training ended after step {stopped.steps}: {stopped.stopped}")
@@ -300,7 +291,6 @@ def _require(true: bool, problem: str) -> None:
 
 
 def _void(batch: Batch, reads: Mapping[str, Any]) -> Batch:
-    """Return a batch without ground truth, as far as it may lack."""
     masks = batch.masks.map(torch.zeros_like)
     pairs = zip(masks, batch.categories, strict=True)
     boxes = [extract_boxes(m, len(c)) for m, c in pairs if m is not None and c is not None]
