@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -41,11 +41,61 @@ from seamseg.ops.norm import (
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.utils.errors import InputError
 
-_SEQUENCES = (nn.Sequential, NormSequential, Transition)
-"""Sequences whose layers run one after the other."""
+_SEQUENCES = (nn.Sequential, NormSequential, Transition, RPNHead)
+"""Modules whose layers run one after the other, at least where a norm follows a convolution."""
 
 Net = TypeVar("Net", bound=Network)
 Module = TypeVar("Module", bound=nn.Module)
+
+
+class _Affine(NamedTuple):
+    """A norm at inference, `act(x * scale + offset)`: scale and offset `C` (float64), name and parameter of `act`."""
+
+    scale: Tensor
+    offset: Tensor
+    activation: tuple[str, float]
+
+
+def _affine(norm: object) -> _Affine | None:
+    """Return what a norm computes at inference; None if it is no such affine map."""
+    if not is_plain(norm, ABN, InPlaceABN, InPlaceABNSync):
+        return None
+    # a module around it may keep it in training mode
+    if norm.training or norm.running_mean is None or norm.running_var is None:
+        return None
+    mean, invstd = norm.running_mean.double(), torch.rsqrt(norm.running_var.double() + norm.eps)
+    gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()
+    if isinstance(norm, InPlaceABN) and norm.weight is not None:
+        gamma = gamma.abs() + norm.eps
+    scale = gamma * invstd
+    beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()
+    return _Affine(scale, beta - mean * scale, (norm.activation, norm.activation_param))
+
+
+def _scaled(layer: Any, affine: _Affine, axis: int = 0) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a layer with a norm after it."""
+    shape = [1] * layer.weight.dim()
+    shape[axis] = -1
+    weight = layer.weight.detach().double() * affine.scale.view(shape)
+    bias = affine.offset if layer.bias is None else affine.offset + layer.bias.detach().double() * affine.scale
+    return weight.to(layer.weight.dtype), bias.to(layer.weight.dtype)
+
+
+def _fuse(conv: Any, affine: _Affine | None) -> FusedConv2d:
+    """Return a convolution with the norm after it, if any, as one layer."""
+    if affine is not None:
+        return FusedConv2d(*_scaled(conv, affine), conv, *affine.activation)
+    return FusedConv2d(conv.weight, torch.zeros_like(conv.weight[:, 0, 0, 0]) if conv.bias is None else conv.bias, conv)
+
+
+def _branches(convolutions: Iterable[Any], norm: _Affine) -> list[FusedConv2d]:
+    """Fuse convolutions with the norm of their concatenated maps, all of one width."""
+    made, start = [], 0
+    for conv in convolutions:
+        channels = slice(start, start + conv.out_channels)
+        made.append(_fuse(conv, norm._replace(scale=norm.scale[channels], offset=norm.offset[channels])))
+        start += conv.out_channels
+    return made
 
 
 class Activation(nn.Module):
@@ -64,10 +114,10 @@ class Activation(nn.Module):
 class ChannelwiseActivation(Activation):
     """A norm at inference that no convolution precedes: `act(x * scale + offset)` with scale and offset `C`."""
 
-    def __init__(self, scale: Tensor, offset: Tensor, activation: str, activation_param: float) -> None:
-        super().__init__(activation, activation_param)
-        self.scale = nn.Parameter(scale.view(1, -1, 1, 1), requires_grad=False)
-        self.offset = nn.Parameter(offset.view(1, -1, 1, 1), requires_grad=False)
+    def __init__(self, affine: _Affine, dtype: torch.dtype) -> None:
+        super().__init__(*affine.activation)
+        self.scale = nn.Parameter(affine.scale.to(dtype).view(1, -1, 1, 1), requires_grad=False)
+        self.offset = nn.Parameter(affine.offset.to(dtype).view(1, -1, 1, 1), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x ...` to the same shape, a new tensor."""
@@ -81,13 +131,22 @@ class FoldedBlock(nn.Module):
     The shortcut is the input without a `projection`. `first` is the norm of a block that begins with one.
     """
 
-    def __init__(
-        self, convs: Sequence[FusedConv2d], projection: FusedConv2d | None, first: nn.Module | None = None
-    ) -> None:
+    def __init__(self, block: ResidualBlock | PreActivationBlock) -> None:
         super().__init__()
-        self.first = first
+        layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
+        pairs = zip(layers, [*layers[1:], None])
+        convs = [_fuse(conv, _affine(norm)) for conv, norm in pairs if _is_convolution(conv)]
+        self.first: nn.Module | None = None
+        if isinstance(block, PreActivationBlock):
+            # a norm is folded into the convolution before it; the first one follows a sum
+            first, last = _affine(block.bn1), None
+            assert first is not None
+            self.first = ChannelwiseActivation(first, convs[0].weight.dtype)
+        else:
+            convs[-1].activation, convs[-1].activation_param = block.activation, block.activation_param
+            last = _affine(block.proj_bn) if block.has_projection else None
         self.convs = nn.ModuleList(convs)
-        self.projection = projection
+        self.projection = _fuse(block.proj_conv, last) if block.has_projection else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute what a `ResidualBlock` or `PreActivationBlock` of :mod:`seamseg.models.backbones` does."""
@@ -106,22 +165,20 @@ class FoldedDeeplabV3(nn.Module):
     sum, the last of the joins its activation. Without `pooling_size` the average is the mean of the map.
     """
 
-    def __init__(
-        self,
-        branches: Sequence[FusedConv2d],
-        joins: Sequence[FusedConv2d],
-        context: FusedConv2d,
-        reduce_context: FusedConv2d,
-        pooling_size: tuple[int, int] | None,
-        pooled_activation: tuple[str, float],
-    ) -> None:
+    def __init__(self, head: DeeplabV3) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(branches)
+        first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
+        assert first is not None and pooled is not None and last is not None
+        self.branches = nn.ModuleList(_branches(head.map_convs, first))
+        linear = last._replace(activation=("identity", 0.0))
+        reduced, offset = _scaled(head.red_conv, linear)
+        parts = torch.split(reduced, head.hidden_channels, dim=1)
+        joins = [FusedConv2d(part, torch.zeros_like(offset), head.red_conv) for part in parts]
+        joins[-1].activation, joins[-1].activation_param = last.activation
         self.joins = nn.ModuleList(joins)
-        self.context = context
-        self.reduce_context = reduce_context
-        self.pooling_size = pooling_size
-        self.pooled_activation = pooled_activation
+        self.context = _fuse(head.global_pooling_conv, pooled._replace(activation=("identity", 0.0)))
+        self.reduce_context = _fuse(head.pool_red_conv, linear)
+        self.pooling_size, self.pooled_activation = head.pooling_size, pooled.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute what :class:`seamseg.models.semantic.DeeplabV3` does."""
@@ -136,6 +193,88 @@ class FoldedDeeplabV3(nn.Module):
         for branch, join in zip(self.branches, self.joins):
             total = join(branch(x), total)
         return total
+
+
+def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
+    # an affine map commutes with the average of the last branch and its padding; the activation follows it
+    norm = _affine(module.bn1)
+    assert norm is not None
+    convs = _branches((module.conv1_3x3, module.conv1_dil, module.conv1_glb), norm._replace(activation=("identity", 0)))
+    module.conv1_3x3, module.conv1_dil, module.conv1_glb = convs  # type: ignore[assignment]
+    module.bn1 = Activation(*norm.activation)
+    module.conv2, module.bn2 = _fuse(module.conv2, _affine(module.bn2)), nn.Identity()  # type: ignore[assignment]
+    return module
+
+
+_FOLDS: dict[type, Callable[[Any], nn.Module]] = {
+    ResidualBlock: FoldedBlock,
+    PreActivationBlock: FoldedBlock,
+    MiniDeepLab: _fold_deeplab,
+    DeeplabV3: FoldedDeeplabV3,
+}
+"""Functions that return the folded form of a module."""
+
+_PARTS = (*_FOLDS, NormSequential, nn.ModuleList, nn.Dropout2d)
+"""Further modules that may be below these."""
+
+
+def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
+    """Return whether :class:`FusedConv2d` computes a layer."""
+    if not is_plain(layer, *CONVOLUTIONS):
+        return False
+    # a computed weight, as of pruning, is no parameter
+    return "weight" in layer._parameters and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
+    """Fold each norm of a sequence into the layer of a kind before it; the names of the layers stay.
+
+    Into linear layers only where their input is known as `K x I`: with more dimensions, the norm's channels are not
+    theirs.
+    """
+    # with layers that occur twice
+    for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
+        affine = _affine(norm)
+        if affine is None:
+            continue
+        made: nn.Module = nn.Identity()
+        if kind is nn.Conv2d and _is_convolution(layer):
+            sequence._modules[name] = _fuse(layer, affine)
+        elif kind is nn.Conv2d and is_tiling(layer):
+            folded, made = copy.deepcopy(layer), Activation(*affine.activation)
+            weight, bias = _scaled(layer, affine, axis=1)
+            folded.weight, folded.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
+            sequence._modules[name] = folded
+        elif kind is nn.Linear and is_plain(layer, nn.Linear):
+            sequence._modules[name] = FusedLinear(*_scaled(layer, affine), *affine.activation)
+        else:
+            continue
+        sequence._modules[norm_name] = made
+
+
+def _fold(module: nn.Module) -> None:
+    """Fold the norms below a module in place, unless it may do what the package does not know."""
+    if type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module):
+        return
+    if isinstance(module, ROIHead) and is_plain(module.fc, NormSequential):
+        _fold_pairs(module.fc, nn.Linear)
+    for name, child in module._modules.items():
+        fold = _FOLDS.get(type(child))
+        if child is None:
+            continue
+        if fold is not None and all(
+            _is_convolution(part) or _affine(part) is not None or is_plain(part, *_PARTS) for part in child.modules()
+        ):
+            module._modules[name] = fold(child)
+        else:
+            _fold(child)
+    if type(module) in _SEQUENCES:
+        _fold_pairs(module, nn.Conv2d)
+    if type(module) in _SEQUENCES or isinstance(module, Backbone):
+        for name, child in module._modules.items():
+            # a norm that no convolution precedes
+            if (affine := _affine(child)) is not None:
+                module._modules[name] = ChannelwiseActivation(affine, child.running_mean.dtype)  # type: ignore[union-attr,arg-type]
 
 
 def fold_abn(net: Net) -> Net:
@@ -180,180 +319,3 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision == "fp16" and device.type != "cuda":
         raise InputError(f"`precision=fp16` needs a GPU, the device is {device}: choose bf16 or fp32")
     return compute_dtype(precision, device)
-
-
-def _fold(module: nn.Module) -> None:
-    """Fold the norms below a module in place, unless it may do what the package does not know."""
-    if type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module):
-        return
-    if isinstance(module, ROIHead) and is_plain(module.fc, NormSequential):
-        _fold_pairs(module.fc, nn.Linear)
-    for name, child in module._modules.items():
-        fold = _FOLDS.get(type(child))
-        if child is not None and fold is not None and all(map(_is_known, child.modules())):
-            module._modules[name] = fold(child)
-        elif child is not None:
-            _fold(child)
-    if type(module) in _SEQUENCES:
-        _fold_pairs(module, nn.Conv2d)
-    if type(module) in _SEQUENCES or isinstance(module, Backbone):
-        for name, child in module._modules.items():
-            module._modules[name] = _channelwise(child) or child
-
-
-class _Affine(NamedTuple):
-    """A norm at inference, `act(x * scale + offset)`: scale and offset `C` (float64), name and parameter of `act`."""
-
-    scale: Tensor
-    offset: Tensor
-    activation: tuple[str, float]
-
-
-def _affine(norm: object) -> _Affine | None:
-    """Return what a norm computes at inference; None if it is no such affine map."""
-    if not is_plain(norm, ABN, InPlaceABN, InPlaceABNSync):
-        return None
-    # a module around it may keep it in training mode
-    if norm.training or norm.running_mean is None or norm.running_var is None:
-        return None
-    mean, invstd = norm.running_mean.double(), torch.rsqrt(norm.running_var.double() + norm.eps)
-    gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()
-    if isinstance(norm, InPlaceABN) and norm.weight is not None:
-        gamma = gamma.abs() + norm.eps
-    scale = gamma * invstd
-    beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()
-    return _Affine(scale, beta - mean * scale, (norm.activation, norm.activation_param))
-
-
-def _channelwise(norm: object) -> ChannelwiseActivation | None:
-    """Return a norm that no convolution precedes as a layer."""
-    affine = _affine(norm)
-    if affine is None:
-        return None
-    dtype = norm.running_mean.dtype  # type: ignore[attr-defined]
-    return ChannelwiseActivation(affine.scale.to(dtype), affine.offset.to(dtype), *affine.activation)
-
-
-def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
-    """Return whether :class:`FusedConv2d` computes a layer."""
-    if not is_plain(layer, *CONVOLUTIONS):
-        return False
-    # a computed weight, as of pruning, is no parameter
-    return "weight" in layer._parameters and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-
-
-def _is_known(layer: nn.Module) -> bool:
-    """Return whether a part of a block or head is of the classes that its fold expects."""
-    return _is_convolution(layer) or _affine(layer) is not None or is_plain(layer, *_FOLDS, *_CONTAINERS)
-
-
-def _scaled(weight: Tensor, bias: Tensor | None, affine: _Affine, axis: int = 0) -> tuple[Tensor, Tensor]:
-    shape = [1] * weight.dim()
-    shape[axis] = -1
-    wide = weight.detach().double() * affine.scale.view(shape)
-    total = affine.offset if bias is None else affine.offset + bias.detach().double() * affine.scale
-    return wide.to(weight.dtype), total.to(weight.dtype)
-
-
-def _fuse(conv: Any, norm: object = None) -> FusedConv2d:
-    """Return a convolution with the norm after it, if any, as one layer."""
-    affine = _affine(norm)
-    if affine is not None:
-        return FusedConv2d(*_scaled(conv.weight, conv.bias, affine), conv, *affine.activation)
-    return FusedConv2d(conv.weight, torch.zeros_like(conv.weight[:, 0, 0, 0]) if conv.bias is None else conv.bias, conv)
-
-
-def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
-    """Fold each norm of a sequence into the layer of a kind before it; the names of the layers stay.
-
-    Into linear layers only where their input is known as `K x I`: with more dimensions, the norm's channels are not
-    theirs.
-    """
-    # with layers that occur twice
-    for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
-        affine = _affine(norm)
-        if affine is None:
-            continue
-        made: nn.Module = nn.Identity()
-        if kind is nn.Conv2d and _is_convolution(layer):
-            sequence._modules[name] = _fuse(layer, norm)
-        elif kind is nn.Conv2d and is_tiling(layer):
-            folded, made = copy.deepcopy(layer), Activation(*affine.activation)
-            weight, bias = _scaled(layer.weight, layer.bias, affine, axis=1)
-            folded.weight, folded.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
-            sequence._modules[name] = folded
-        elif kind is nn.Linear and is_plain(layer, nn.Linear):
-            sequence._modules[name] = FusedLinear(*_scaled(layer.weight, layer.bias, affine), *affine.activation)
-        else:
-            continue
-        sequence._modules[norm_name] = made
-
-
-def _fold_block(block: ResidualBlock | PreActivationBlock) -> FoldedBlock:
-    layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
-    convs = [_fuse(conv, norm) for conv, norm in zip(layers, [*layers[1:], None]) if _is_convolution(conv)]
-    if isinstance(block, PreActivationBlock):
-        # a norm is folded into the convolution before it; the first one follows a sum
-        return FoldedBlock(convs, _fuse(block.proj_conv) if block.has_projection else None, _channelwise(block.bn1))
-    convs[-1].activation, convs[-1].activation_param = block.activation, block.activation_param
-    return FoldedBlock(convs, _fuse(block.proj_conv, block.proj_bn) if block.has_projection else None)
-
-
-def _branches(convolutions: Iterable[Any], norm: _Affine) -> list[FusedConv2d]:
-    """Fuse convolutions with the norm of their concatenated maps, all of one width."""
-    made, start = [], 0
-    for conv in convolutions:
-        channels = slice(start, start + conv.out_channels)
-        part = norm._replace(scale=norm.scale[channels], offset=norm.offset[channels])
-        made.append(FusedConv2d(*_scaled(conv.weight, conv.bias, part), conv, *norm.activation))
-        start += conv.out_channels
-    return made
-
-
-def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
-    # an affine map commutes with the average of the last branch and its padding; the activation follows it
-    norm = _affine(module.bn1)
-    assert norm is not None
-    convs = _branches((module.conv1_3x3, module.conv1_dil, module.conv1_glb), norm._replace(activation=("identity", 0)))
-    module.conv1_3x3, module.conv1_dil, module.conv1_glb = convs  # type: ignore[assignment]
-    module.bn1 = Activation(*norm.activation)
-    module.conv2, module.bn2 = _fuse(module.conv2, module.bn2), nn.Identity()  # type: ignore[assignment]
-    return module
-
-
-def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3:
-    first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
-    assert first is not None and pooled is not None and last is not None
-    # the activation comes after the average
-    context = FusedConv2d(*_scaled(head.global_pooling_conv.weight, None, pooled), head.global_pooling_conv)
-    reduce_context, offset = _scaled(head.pool_red_conv.weight, None, last)
-    reduced, _ = _scaled(head.red_conv.weight, None, last)
-    # the offset is that of the sum: it is added once, by the context
-    zeros = torch.zeros_like(offset)
-    joins = [FusedConv2d(part, zeros, head.red_conv) for part in torch.split(reduced, head.hidden_channels, dim=1)]
-    joins[-1].activation, joins[-1].activation_param = last.activation
-    return FoldedDeeplabV3(
-        _branches(head.map_convs, first),
-        joins,
-        context,
-        FusedConv2d(reduce_context, offset, head.pool_red_conv),
-        head.pooling_size,
-        pooled.activation,
-    )
-
-
-def _fold_rpn(head: RPNHead) -> RPNHead:
-    head.conv1, head.bn1 = _fuse(head.conv1, head.bn1), nn.Identity()  # type: ignore[assignment]
-    return head
-
-
-_CONTAINERS = (NormSequential, nn.ModuleList, nn.Dropout2d)
-
-_FOLDS: dict[type, Callable[[Any], nn.Module]] = {
-    ResidualBlock: _fold_block,
-    PreActivationBlock: _fold_block,
-    MiniDeepLab: _fold_deeplab,
-    DeeplabV3: _fold_deeplab_v3,
-    RPNHead: _fold_rpn,
-}
-"""Functions that return the folded form of a module."""
