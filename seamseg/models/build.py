@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -38,11 +37,15 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     """
     component, keys = config.component("network")
     context = NetworkContext(num_stuff, num_thing, config, norm_factories(config.body)[0])
-    if component.built_in and component.name == SEAMLESS:
+    seamless = component.built_in and component.name == SEAMLESS
+    for head, _ in config.components("head"):
+        if not seamless or config.kind == "semantic":
+            raise InputError(
+                f"[{head.section}]: the network {component.name} of kind {config.kind} has no pyramid for further heads"
+            )
+    if seamless:
         net: Network = component.make(keys, context)
         return net
-    if heads := custom_heads(config):
-        raise InputError(f"[{heads[0]}]: the network {component.name} has no pyramid for further heads")
     where = f"{component.section} ({component.file})"
     with _device_of(component):
         network = instance_of(CustomNetwork, component.build(keys, context), where, "Network")
@@ -62,27 +65,38 @@ def build_seamless(keys: General, context: NetworkContext) -> Network:
         return _build_semantic_net(config, num_stuff + num_thing)
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
-    body_norm, head_norm = norm_factories(config.body)
-    width, kind = config.fpn.out_channels, config.parts_of_kind
+    body, fpn, kind, width = config.body, config.fpn, config.parts_of_kind, config.fpn.out_channels
+    body_norm, head_norm = norm_factories(body)
+    backbone = _build_backbone(config, body_norm)
+    missing = [name for name in fpn.inputs if name not in backbone.out_channels]
+    if missing:
+        raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
+    channels = [backbone.out_channels[name] for name in fpn.inputs]
+    # not stated for a timm network
+    if body.out_channels and [body.out_channels[name] for name in fpn.inputs] != channels:
+        raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
+    strides = [backbone.out_strides[name] for name in fpn.inputs]
+    strides += [strides[-1] * 2 ** (i + 1) for i in range(fpn.extra_scales)]
+    if tuple(fpn.out_strides) != tuple(strides):
+        raise InputError(f"[fpn] out_strides: {body.body} gives {tuple(strides)}, not {tuple(fpn.out_strides)}")
+    if strides != sorted(strides):
+        raise InputError(f"[fpn] inputs must be in the order of their strides, finest first, got {tuple(strides)}")
+    pyramid = FPN(channels, width, fpn.extra_scales, body_norm, fpn.interpolation)
     net = PanopticNet(
-        _build_body(config, body_norm),
+        FPNBody(backbone, pyramid, fpn.inputs, config.general.checkpoint_body),
         RPNHead(config.rpn, width, head_norm),
         ROIHead(config.roi, width, num_thing, head_norm, kind.has_masks),
         SemanticHead(config.sem, width, num_stuff + num_thing, body_norm) if kind.has_classes else None,
         None,
         NetworkOptions.of(config, num_stuff),
     )
-    initialise(net, config.body)
-    net.body.backbone.freeze(config.body.num_frozen)
+    initialise(net, body)
+    backbone.freeze(body.num_frozen)
+    if not any(config.components("head")):
+        return net
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
-    strides = tuple(config.fpn.out_strides)
-    heads = _build_heads(config, HeadContext(width, strides, num_stuff, num_thing, body_norm, config))
-    return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options) if heads else net
-
-
-def custom_heads(config: Config) -> list[str]:
-    """Return the sections of the custom heads of a configuration."""
-    return [component.section for component, _ in config.components("head")]
+    heads = _build_heads(config, HeadContext(width, tuple(strides), num_stuff, num_thing, body_norm, config))
+    return PanopticNet(net.body, net.rpn_head, net.roi_head, net.sem_head, heads, net.options)
 
 
 def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
@@ -120,30 +134,8 @@ def _build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     return heads
 
 
-def _build_body(config: Config, norm: NormFactory) -> FPNBody:
-    body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
-    backbone = _build_backbone(config, norm)
-    missing = [name for name in fpn.inputs if name not in backbone.out_channels]
-    if missing:
-        raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
-    channels = [backbone.out_channels[name] for name in fpn.inputs]
-    # not stated for a timm network
-    if body.out_channels and [body.out_channels[name] for name in fpn.inputs] != channels:
-        raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
-    strides = [backbone.out_strides[name] for name in fpn.inputs]
-    strides += [strides[-1] * 2 ** (i + 1) for i in range(fpn.extra_scales)]
-    if tuple(fpn.out_strides) != tuple(strides):
-        raise InputError(f"[fpn] out_strides: {body.body} gives {tuple(strides)}, not {tuple(fpn.out_strides)}")
-    if any(fine > coarse for fine, coarse in itertools.pairwise(strides)):
-        raise InputError(f"[fpn] inputs must be in the order of their strides, finest first, got {tuple(strides)}")
-    pyramid = FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation)
-    return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
-
-
 def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     body, sem = config.body, config.sem
-    if heads := custom_heads(config):
-        raise InputError(f"[{heads[0]}]: a network of kind {config.kind} has no pyramid for further heads")
     norm, _ = norm_factories(body)
     if body.body_params.get("classes"):
         raise InputError("[body] body_params: a semantic network needs the features of the body: remove classes")
@@ -165,15 +157,12 @@ def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True
     checkpoint = config.general.checkpoint_body
     context = BodyContext(norm, body.body, body.body_params, checkpoint, keep_outputs, synchronise)
     component, keys = config.component("body")
-    with _device_of(component):
-        try:
-            backbone = component.make(keys, context) if component.built_in else component.build(keys, context)
-        except (TypeError, ValueError, IndexError) as error:
-            # timm errors do not name the network
-            name = f"{body.body}: " if body.body != component.name else ""
-            raise InputError(f"[body] body_params: {name}{error}") from error
-        if not component.built_in:
-            _check_body(backbone, config, component)
+    try:
+        backbone = component.make(keys, context) if component.built_in else _custom_body(config, context)
+    except (TypeError, ValueError, IndexError) as error:
+        # timm errors do not name the network
+        name = f"{body.body}: " if body.body != component.name else ""
+        raise InputError(f"[body] body_params: {name}{error}") from error
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     assert isinstance(backbone, Backbone)
@@ -185,10 +174,12 @@ def _device_of(component: Component) -> AbstractContextManager[Any]:
     return nullcontext() if component.built_in else torch.device("cpu")
 
 
-def _check_body(backbone: object, config: Config, component: Component) -> None:
-    """Raise InputError if a body is none, or its maps are others than it declares."""
+def _custom_body(config: Config, context: BodyContext) -> Body:
+    """Build the body of a user; InputError if it is none, or its maps are others than it declares."""
+    component, keys = config.component("body")
     where = f"{component.section} ({component.file})"
-    backbone = instance_of(Body, backbone, where)
+    with torch.device("cpu"):
+        backbone = instance_of(Body, component.build(keys, context), where)
     if config.body.body_params:
         raise InputError(f"[body] body_params has no effect on {component.name}: set keys of [{component.section}]")
     if config.general.checkpoint_body:
@@ -196,12 +187,9 @@ def _check_body(backbone: object, config: Config, component: Component) -> None:
     largest = max(64, *backbone.strides.values())
     # images have any size: one side is less than a multiple of the strides, one more
     height, width = 3 * largest - 1, 4 * largest + 1
-    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    with (
-        named_errors(component.section, component.module, InputError),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
-    ):
+    errors = named_errors(component.section, component.module, InputError)
+    with torch.device("cpu"), errors, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
         found = backbone.eval()(torch.zeros(1, 3, height, width, device=device))
         backbone.train()
         if not isinstance(found, dict):
@@ -214,6 +202,7 @@ def _check_body(backbone: object, config: Config, component: Component) -> None:
             f"{where}: the maps of an image of 3 x {height} x {width} are {shapes}, their channels and strides, "
             f"rounded up, declare {declared}"
         )
+    return backbone
 
 
 def norm_factories(config: BodyKeys) -> tuple[NormFactory, NormFactory]:
@@ -240,15 +229,6 @@ def _group_norm(groups: int, channels: int, **activation: Any) -> ActivatedGroup
     return ActivatedGroupNorm(channels, groups, **activation)
 
 
-_OUTPUT_STD = {
-    "rpn_head.conv_obj": 0.01,
-    "rpn_head.conv_bbx": 0.01,
-    "roi_head.roi_cls": 0.01,
-    "roi_head.roi_bbx": 0.001,
-}
-"""Standard deviation of the weights of output layers; small outputs at the start, as usual for Faster R-CNN."""
-
-
 @torch.no_grad()
 def initialise(net: Network, config: BodyKeys) -> None:
     """Initialise the convolutions and linear layers of a network in place; norms keep weight 1 and bias 0.
@@ -256,7 +236,9 @@ def initialise(net: Network, config: BodyKeys) -> None:
     Hidden layers keep the variance of the signal (He et al. 2015), biases are 0, outputs start small.
     """
     gain_slope = config.activation_slope if config.activation == "leaky_relu" else 0.0
-    outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
+    # small outputs at the start, as usual for Faster R-CNN
+    deviations = dict.fromkeys(("rpn_head.conv_obj", "rpn_head.conv_bbx", "roi_head.roi_cls"), 0.01)
+    deviations["roi_head.roi_bbx"] = 0.001
     body = set() if net.backbone is None else set(net.backbone.modules())
     backbones = [module for module in net.modules() if isinstance(module, Backbone) and module.initialised]
     initialised = {module for backbone in backbones for module in backbone.pretrained_part.modules()}
@@ -267,9 +249,9 @@ def initialise(net: Network, config: BodyKeys) -> None:
             nn.init.zeros_(module.bias)
         # in a contiguous tensor: a generator fills a channels-last one in another order
         weight = torch.empty(module.weight.shape, device=module.weight.device)
-        if name in _OUTPUT_STD:
-            nn.init.normal_(weight, std=_OUTPUT_STD[name])
-        elif name in outputs:
+        if name in deviations:
+            nn.init.normal_(weight, std=deviations[name])
+        elif name in ("roi_head.roi_msk", "sem_head.conv_sem", "cls"):
             nn.init.xavier_normal_(weight)
         elif module in body:
             nn.init.kaiming_normal_(weight, a=gain_slope, mode="fan_out")

@@ -90,7 +90,7 @@ class Network(nn.Module):
     kind : the kind of prediction: panoptic, instance_seg, detection or semantic
     memory_format : memory format of the maps and the weights
     compiled : whether parts were compiled by :meth:`compile_parts`
-    map_formats : the further output maps by name
+    custom_heads, map_formats : the custom heads, and the further output maps, by name
     nms_threshold : IoU from which detections suppress others; None for a network without detections
     predicts_ids : whether `maps["ids"]` of the predictions are the things, in place of masks
     run_in_training : runs :meth:`dense` in training, as by CUDA graphs; None for body and heads in turn
@@ -103,6 +103,7 @@ class Network(nn.Module):
     of_parts: ClassVar[bool] = True
     options: Any
     kind: str
+    custom_heads: Mapping[str, Any] = MappingProxyType({})
     map_formats: Mapping[str, MapFormat] = MappingProxyType({})
     nms_threshold: float | None = None
     predicts_ids: bool = False
@@ -122,11 +123,6 @@ class Network(nn.Module):
     def backbone(self) -> nn.Module | None:
         """The part whose learning rate has the factor `[optimizer] body_lr_factor`."""
         return None
-
-    @property
-    def custom_heads(self) -> Mapping[str, Any]:
-        """The custom heads by name."""
-        return {}
 
     @property
     def dtype(self) -> torch.dtype:

@@ -71,6 +71,7 @@ class PanopticNet(PanopticInference):
         super().__init__(parts, options)
         self.kind = "panoptic" if sem_head is not None else "instance_seg" if roi_head.with_masks else "detection"
         self.nms_threshold = options.selector.config.nms_threshold
+        self.custom_heads = {} if heads is None else dict(cast(Mapping[str, Head], heads))
         outputs = (declared_outputs(head) for head in self.custom_heads.values())
         self.map_formats = {name: spec for of_head in outputs for name, spec in of_head.items()}
 
@@ -78,11 +79,6 @@ class PanopticNet(PanopticInference):
     def backbone(self) -> nn.Module:
         """The body without its pyramid."""
         return self.body.backbone
-
-    @property
-    def custom_heads(self) -> dict[str, Head]:
-        """The custom heads by name."""
-        return {} if self.heads is None else dict(cast(Mapping[str, Head], self.heads))
 
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
         """Compute the outputs for :meth:`loss` of images `3 x H x W`, whose proposals are sampled by the targets.

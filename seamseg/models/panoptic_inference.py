@@ -16,7 +16,7 @@ from seamseg.config.sections import Roi, Rpn
 from seamseg.maps.predictions import Prediction
 from seamseg.models.custom import predicted_maps
 from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead
-from seamseg.models.heads.rpn import AnchorMatcher, Limits, ProposalGenerator, RPNOutputs
+from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator, RPNOutputs, Sizes
 from seamseg.models.heads.select import best_scores
 from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Network, PaddedPredictions
@@ -68,7 +68,7 @@ class PanopticInference(Network):
             pairs = zip(kept, detections)
             detections = [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in pairs]
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
-        maps = predicted_maps(self.custom_heads, features)
+        maps = predicted_maps(self.custom_heads, features) if self.custom_heads else [{} for _ in masks]
         rows = zip(detections, masks, features.valid_sizes, maps)
         return [Prediction(*detected, mask, None, size, maps=more) for detected, mask, size, more in rows]
 
@@ -101,7 +101,7 @@ class PanopticInference(Network):
         raise NotImplementedError
 
     def score_proposals(
-        self, features: Features, proposals: PackedSequence, sizes: Limits
+        self, features: Features, proposals: PackedSequence, sizes: Sizes
     ) -> list[tuple[Tensor, Tensor]]:
         """Return a box for each proposal and class, and the scores, of each image, see :class:`DetectionSelector`.
 
@@ -228,15 +228,13 @@ class DetectionSelector:
 
 @dataclass(frozen=True)
 class AnchorGenerator:
-    """All anchors of levels of the pyramid with these strides, in pixels (docs/contract.md, section 4 "Anchors")."""
+    """All anchors of levels of the pyramid (docs/contract.md, section 4 "Anchors").
+
+    `strides` are the distances of the anchors of each level in pixels.
+    """
 
     config: Rpn
-    level_strides: tuple[int, ...]
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Distance of the anchors of each level in pixels."""
-        return tuple(stride * self.config.stride for stride in self.level_strides)
+    strides: tuple[int, ...]
 
     def cell_anchors(self, stride: int) -> Tensor:
         """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
@@ -314,10 +312,10 @@ class NetworkOptions(BatchOptions):
         if num_stuff == 0:
             # nothing else says where a mask ends
             roi = replace(roi, void_is_background=True)
-        levels = slice(rpn.fpn_min_level, rpn.fpn_min_level + rpn.fpn_levels)
+        strides = config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
         return NetworkOptions(
             num_stuff=num_stuff,
-            anchors=AnchorGenerator(rpn, config.fpn.out_strides[levels]),
+            anchors=AnchorGenerator(rpn, tuple(stride * rpn.stride for stride in strides)),
             proposals=ProposalGenerator(rpn),
             anchor_matcher=AnchorMatcher(rpn, roi.fixed_samples),
             matcher=ProposalMatcher(roi),

@@ -122,7 +122,7 @@ def test_the_strides_of_a_dilated_body_are_defaults():
 
 def test_losses_follow_the_configuration():
     options = NetworkOptions.of(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
-    assert options.semantic_loss.image_loss.keywords["keys"].ohem == 0.5
+    assert options.semantic_loss.config.sem.ohem == 0.5
     assert options.matcher.config.void_is_background
 
 

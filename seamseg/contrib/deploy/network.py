@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs
 from seamseg.models.semantic import SemanticNet
-from seamseg.ops.boxes import clip_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
@@ -124,8 +122,7 @@ class DetectionExport(ExportNet):
             missing = (0, 0, 0, make.config.num_pre_nms_val)
             anchors, codes = functional.pad(anchors, missing), functional.pad(codes, missing)
             scores = functional.pad(scores, missing[2:], value=-torch.inf)
-        clip = partial(clip_boxes, size=limit)
-        boxes, scores, _ = make.candidates(scores, codes, anchors, clip, make.config.num_pre_nms_val, self._best)
+        boxes, scores, _ = make.candidates(scores, codes, anchors, limit, make.config.num_pre_nms_val, self._best)
         # NMS is one operator here, for other engines; in the network it treats all images of a batch at once
         kept, _ = self._nms(boxes[None], scores[None], make.config.nms_threshold, make.config.num_post_nms_val)
         exists = kept >= 0

@@ -22,7 +22,6 @@ from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat
-from seamseg.models.build import custom_heads
 from seamseg.models.folding import fold_layers
 from seamseg.models.network import Network
 from seamseg.ops.fused import PRECISIONS
@@ -133,10 +132,10 @@ def _check(net: Network, config: Config, options: ExportOptions) -> None:
         named = config.general.network
         _refuse(options, ("part", "precision", "int8"), f"is for networks of body and heads, not for {named}")
     elif options.part == "all":
-        if options.int8 is not None and (heads := custom_heads(config)):
-            remedy = ": leave out its file of `components`" if heads[0].startswith("head ") else ""
-            raise InputError(f"{heads[0]} is not quantised by `int8={options.int8}`{remedy}")
         for name, head in net.custom_heads.items():
+            if options.int8 is not None:
+                remedy = "leave out its file of `components`"
+                raise InputError(f"head {name} is not quantised by `int8={options.int8}`: {remedy}")
             if not head.exportable:
                 raise InputError(f"head {name} cannot be exported: leave out its file of `components`")
 

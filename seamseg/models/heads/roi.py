@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,9 +100,10 @@ class ROIHead(nn.Module):
         """
         *layers, enlarge, norm = self.conv
         x = run_layers(layers, x)
-        if rows is not None and norm.training and is_inplace(norm) and _doubles(enlarge):
+        doubles = is_tiling(enlarge) and enlarge.stride == (2, 2) and enlarge.bias is None
+        if rows is not None and norm.training and is_inplace(norm) and doubles:
             # the other regions are needed for the statistics only: their maps are not computed
-            x = norm.upsample_rows(x, rows, enlarge)
+            x = norm.upsample_rows(x, rows, enlarge)  # type: ignore[arg-type]
         else:
             x = run_layers((enlarge, norm), x)
             x = x if rows is None else x[rows]
@@ -120,10 +121,6 @@ class ROIHead(nn.Module):
         if not self.with_masks:
             return cls_logits, bbx_logits, None
         return cls_logits, bbx_logits, self.masks(x[rows]) if rows_only else self.masks(x, rows)
-
-
-def _doubles(layer: nn.Module) -> TypeGuard[nn.ConvTranspose2d]:
-    return is_tiling(layer) and layer.stride == (2, 2) and layer.bias is None
 
 
 class ROISample(NamedTuple):

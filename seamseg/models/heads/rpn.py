@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -20,10 +19,8 @@ from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence, Things, upload
 
-Sizes: TypeAlias = Sequence[tuple[int, int]]
-"""`(height, width)` of each image without its padding."""
-Limits: TypeAlias = Sequence["tuple[int, int] | Tensor"]
-"""The same, or as tensors, see :func:`seamseg.ops.boxes.clip_boxes`."""
+Sizes: TypeAlias = Sequence["tuple[int, int] | Tensor"]
+"""`(height, width)` of each image without its padding, or tensors, see :func:`seamseg.ops.boxes.clip_boxes`."""
 
 
 class RPNHead(nn.Module):
@@ -93,13 +90,18 @@ class AnchorMatcher:
     fixed: bool = False
 
     @torch.no_grad()
-    def batch(self, anchors: Tensor, things: Sequence[Things], valid_sizes: Sizes) -> Tensor:
+    def batch(self, anchors: Tensor, things: Sequence[Things], valid_sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Return the thing of each image that an anchor matches, :data:`BACKGROUND` or :data:`IGNORED`, int64 `N x A`.
 
         `anchors` are `A x 4`.
         """
         matches = torch.stack([self._match(anchors, *image) for image in zip(things, valid_sizes, strict=True)])
-        return self._sample_fixed(matches) if self.fixed else self._sample(matches)
+        if not self.fixed:
+            return self._sample(matches)
+        most, number = self.config.most_positive, self.config.num_samples
+        _, order, found = rank_samples(matches >= 0, matches == BACKGROUND, most, number)
+        kept = torch.zeros_like(matches, dtype=torch.bool).scatter(1, order, found)
+        return torch.where(kept, matches, IGNORED)
 
     def _match(self, anchors: Tensor, things: Things, valid_size: tuple[int, int]) -> Tensor:
         (height, width), boxes = valid_size, things.boxes
@@ -136,12 +138,6 @@ class AnchorMatcher:
                     rows[i] = torch.where(mask & ~kept, IGNORED, rows[i])
         return torch.stack(rows)
 
-    def _sample_fixed(self, matches: Tensor) -> Tensor:
-        most, number = self.config.most_positive, self.config.num_samples
-        positive, order, found = rank_samples(matches >= 0, matches == BACKGROUND, most, number)
-        kept = torch.zeros_like(positive).scatter(1, order, found)
-        return torch.where(kept, matches, IGNORED)
-
 
 @dataclass(frozen=True)
 class ProposalGenerator:
@@ -159,7 +155,7 @@ class ProposalGenerator:
 
     @torch.no_grad()
     def padded(
-        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Limits, training: bool
+        self, obj_logits: Tensor, bbx_logits: Tensor, anchors: Tensor, valid_sizes: Sizes, training: bool
     ) -> tuple[Tensor, Tensor]:
         """Choose the proposals of each image, in tensors whose shapes do not depend on their number.
 
@@ -168,7 +164,7 @@ class ProposalGenerator:
         """
         count = self.config.num_pre_nms_train if training else self.config.num_pre_nms_val
         candidates = [
-            self.candidates(scores, codes, anchors, partial(clip_boxes, size=size), count)
+            self.candidates(scores, codes, anchors, size, count)
             for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes)
         ]
         # NMS for all images at once
@@ -193,20 +189,20 @@ class ProposalGenerator:
         scores: Tensor,
         codes: Tensor,
         anchors: Tensor,
-        clip: Callable[[Tensor], Tensor],
+        size: tuple[int, int] | Tensor,
         count: int,
         best: Callable[[Tensor, int], Tensor] = best_scores,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what NMS chooses from in an image: boxes and scores, by decreasing score, and which are large enough.
 
-        All anchors are candidates if `count` is not positive. `clip` moves the corners of boxes into the image.
+        All anchors are candidates if `count` is not positive. The boxes are clipped to an image of `size`.
         """
         if self.config.min_size <= 0:
             # nothing is dropped for its size, so only the best need decoding
             chosen = best(scores, count)
             anchors, codes, scores = anchors[chosen], codes[chosen], scores[chosen]
-            return clip(decode_boxes(anchors, codes)), scores, torch.ones_like(scores, dtype=torch.bool)
-        boxes = clip(decode_boxes(anchors, codes))
+            return clip_boxes(decode_boxes(anchors, codes), size), scores, torch.ones_like(scores, dtype=torch.bool)
+        boxes = clip_boxes(decode_boxes(anchors, codes), size)
         large = ((boxes[:, 2:] - boxes[:, :2]) >= self.config.min_size).all(dim=1)
         scores = torch.where(large, scores, -torch.inf)
         chosen = best(scores, count)

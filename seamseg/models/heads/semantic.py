@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import cast
 
 import torch
@@ -143,12 +143,6 @@ class SemanticLoss:
 
     config: Config
 
-    @cached_property
-    def image_loss(self) -> ImageLoss:
-        """The loss of one image."""
-        component, keys = self.config.component("loss")
-        return partial(component.make, keys=keys) if component.built_in else partial(custom_loss, component, keys)
-
     def step_problem(self) -> str | None:
         """See :meth:`seamseg.models.network.Network.step_problem`."""
         component, _ = self.config.component("loss")
@@ -161,5 +155,6 @@ class SemanticLoss:
         if not classes:
             return {"sem_loss": (logits[:0].float().sum(), 0)}
         labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
-        loss = semantic_loss(labelled, padded_size, list(classes.values()), self.image_loss)
-        return {"sem_loss": (loss, len(classes))}
+        component, keys = self.config.component("loss")
+        of_image = partial(component.make, keys=keys) if component.built_in else partial(custom_loss, component, keys)
+        return {"sem_loss": (semantic_loss(labelled, padded_size, list(classes.values()), of_image), len(classes))}
