@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from seamseg.utils.errors import lacks_memory
 from seamseg.utils.process_settings import LARGE_PIXELS
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _CLASSES = 256
@@ -115,7 +114,10 @@ def fuse(
     ValueError
         if the prediction has detections without masks
     """
-    on_gpu = None if "ids" in prediction.maps else _on_gpu(prediction)
+    on_gpu = prediction if _has_kernels(prediction) else None
+    if prediction.semantic_on_gpu is not None and prediction.semantic is prediction.semantic_on_gpu[0]:
+        on_gpu = replace(prediction, semantic=prediction.semantic_on_gpu[1])
+    on_gpu = None if "ids" in prediction.maps else on_gpu
     # the class map is large, and stays where it is merged
     found = (replace(prediction, semantic=None, maps={}) if on_gpu is prediction else prediction).on_cpu()
     kept = np.flatnonzero(found.scores > score_threshold)
@@ -134,23 +136,16 @@ def fuse(
     if merged is None:
         merged = _merge_arrays(chosen, overlap_threshold, min_stuff_area)
 
-    things, stuff = merged.pasted, merged.classes.tolist()
-    categories = [VOID, *(chosen.classes[things] + num_stuff).tolist(), *stuff]
+    ids, things, stuff, *measures = merged
+    categories = [VOID, *(chosen.classes[things] + num_stuff).tolist(), *stuff.tolist()]
     scores = [0.0, *chosen.scores[things].tolist(), *[1.0] * len(stuff)]
-    iscrowd = [*[False] * (len(categories) - len(stuff)), *(category >= num_stuff for category in stuff)]
-    measured = merged.measured
-    if measured is not None:
-        measured = measured[0][: len(categories)], measured[1][: len(categories)]
-    return FusedMap(merged.ids, categories, scores, iscrowd, measured)
+    iscrowd = [*[False] * (len(categories) - len(stuff)), *(stuff >= num_stuff).tolist()]
+    count = len(categories)
+    return FusedMap(ids, categories, scores, iscrowd, (measures[0][:count], measures[1][:count]) if measures else None)
 
 
-class _Merged(NamedTuple):
-    """Ids, whether each detection got one, the classes that did, and areas and boxes of at least all ids if known."""
-
-    ids: np.ndarray
-    pasted: np.ndarray
-    classes: np.ndarray
-    measured: tuple[np.ndarray, np.ndarray] | None = None
+_Merged: TypeAlias = tuple[np.ndarray, ...]
+"""Ids, whether each detection got one, the classes that did, and areas and boxes of at least all ids if known."""
 
 
 def _merge_arrays(chosen: ArrayPrediction, overlap_threshold: float, min_stuff_area: int) -> _Merged:
@@ -163,13 +158,13 @@ def _merge_arrays(chosen: ArrayPrediction, overlap_threshold: float, min_stuff_a
         if chosen.mask_logits is not None and len(pasted) > 0:
             pasted = paste_masks(ids, sigmoid(chosen.mask_logits), chosen.boxes, overlap_threshold)
     if chosen.semantic is None:
-        return _Merged(ids, pasted, np.zeros(0, np.int64))
+        return ids, pasted, np.zeros(0, np.int64)
     areas = count_classes(chosen.semantic, ids)
     classes = np.flatnonzero((areas > 0) & (areas >= min_stuff_area))
     id_of_class = np.zeros(len(areas), np.int32)
     id_of_class[classes] = np.count_nonzero(pasted) + 1 + np.arange(len(classes))
     fill_free(ids, chosen.semantic, id_of_class)
-    return _Merged(ids, pasted, classes)
+    return ids, pasted, classes
 
 
 def _merge_tensors(
@@ -213,7 +208,7 @@ def _merge_tensors(
     small = torch.cat([x.flatten().int() for x in (pasted, classes, areas, corners)]).cpu().numpy()  # waits for the ids
     kept, found, pixels, sides = np.split(small, np.cumsum([len(pasted), len(classes), number]))
     measured = pixels.astype(np.int64), sides.reshape(-1, 4).astype(np.float32)
-    return _Merged(host.numpy().astype(np.int32), kept > 0, np.flatnonzero(found), measured)
+    return host.numpy().astype(np.int32), kept > 0, np.flatnonzero(found), *measured
 
 
 def download(prediction: Prediction[Any]) -> Callable[[], ArrayPrediction]:
@@ -236,11 +231,14 @@ def download(prediction: Prediction[Any]) -> Callable[[], ArrayPrediction]:
         # a slice would keep the maps of a whole batch
         semantic = semantic.to(torch.uint8, copy=True)
     sent = _pytree.tree_map_only(torch.Tensor, copy_to_host, replace(prediction, semantic=semantic))
-    done = _recorded_event(prediction.scores.device)
+    event = torch.cuda.Event(blocking=True) if prediction.scores.is_cuda else None
+    if event is not None:
+        event.record(torch.cuda.current_stream(prediction.scores.device))
 
     def arrays() -> ArrayPrediction:
         # other streams need not wait for the class map, as the host does
-        done()
+        if event is not None:
+            event.synchronize()
         found = sent.on_cpu()
         return replace(found, semantic_on_gpu=(found.semantic, semantic)) if keeps else found
 
@@ -248,29 +246,10 @@ def download(prediction: Prediction[Any]) -> Callable[[], ArrayPrediction]:
 
 
 def copy_to_host(x: Tensor) -> Tensor:
-    """Start to copy a tensor to the host, of a GPU to page-locked memory; an event tells when it is there."""
+    """Start to copy a tensor to the host, of a GPU to page-locked memory."""
     import torch
 
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x, non_blocking=True)
-
-
-def _recorded_event(device: torch.device) -> Callable[[], None]:
-    """Return a function that waits until a device has done what it was given so far."""
-    import torch
-
-    if device.type == "cpu":
-        return lambda: None
-    event = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize
-
-
-def _on_gpu(prediction: Prediction[Any]) -> Prediction[Any] | None:
-    """Return a prediction with its class map as a tensor, if it is to be merged on a CUDA device."""
-    if prediction.semantic_on_gpu is None:
-        return prediction if _has_kernels(prediction) else None
-    array, tensor = prediction.semantic_on_gpu
-    return replace(prediction, semantic=tensor) if prediction.semantic is array else None
 
 
 def _has_kernels(prediction: Prediction[Any]) -> bool:
@@ -329,13 +308,10 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
     """
-    count, ids = len(fused.categories), fused.ids
-    if native_size == ids.shape:
-        measured = fused.measured or areas_and_boxes(fused.ids, count)
-    else:
-        ids = resize_nearest(fused.ids, native_size)
-        measured = areas_and_boxes(ids, count)
-    areas, boxes = (values.tolist() for values in measured)
+    count, ids, measured = len(fused.categories), fused.ids, fused.measured
+    if native_size != ids.shape:
+        ids, measured = resize_nearest(ids, native_size), None
+    areas, boxes = (values.tolist() for values in measured or areas_and_boxes(ids, count))
     segments = [
         Segment(
             id=i,

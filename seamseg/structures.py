@@ -6,8 +6,9 @@ images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -52,18 +53,14 @@ class PackedSequence:
         self._tensors: list[Tensor | None] = items
 
     @property
-    def _first(self) -> Tensor | None:
-        return next((t for t in self._tensors if t is not None), None)
-
-    @property
     def dtype(self) -> torch.dtype | None:
         """Data type of the entries, None if all of them are absent."""
-        return None if self._first is None else self._first.dtype
+        return next((t.dtype for t in self._tensors if t is not None), None)
 
     @property
     def device(self) -> torch.device | None:
         """Device of the entries, None if all of them are absent."""
-        return None if self._first is None else self._first.device
+        return next((t.device for t in self._tensors if t is not None), None)
 
     def __len__(self) -> int:
         return len(self._tensors)
@@ -117,7 +114,7 @@ class PackedSequence:
         padded : `N x ... x H x W`
         sizes : the valid `(height, width)` of each entry
         """
-        first = self._first
+        first = next((t for t in self._tensors if t is not None), None)
         if first is None:
             raise ValueError("PackedSequence.as_padded: every entry is None")
         sizes = self.sizes()
@@ -146,22 +143,17 @@ class PackedSequence:
         return values, index
 
 
-_pytree.register_pytree_node(
-    PackedSequence,
-    lambda p: (list(p), None),
-    lambda values, _: _unchecked(list(values)),
-    serialized_type_name="seamseg.PackedSequence",
-)
-
-
-_pytree.register_dataclass(Prediction)
-
-
-def _unchecked(values: list[Any]) -> PackedSequence:
+def _unchecked(values: Iterable[Any], _: None) -> PackedSequence:
     # pytree functions rebuild containers around leaves that need not be tensors
     packed = PackedSequence.__new__(PackedSequence)
-    packed._tensors = values
+    packed._tensors = list(values)
     return packed
+
+
+_pytree.register_pytree_node(
+    PackedSequence, lambda p: (list(p), None), _unchecked, serialized_type_name="seamseg.PackedSequence"
+)
+_pytree.register_dataclass(Prediction)
 
 
 class TargetInfo(NamedTuple):
@@ -222,24 +214,19 @@ class Batch:
 
     def with_target_info(self) -> Batch:
         """Return the batch with its `target_info`; if missing, it is read from the device in one transfer."""
-        return self if self.target_info is not None else replace(self, target_info=self._read_target_info())
-
-    def _read_target_info(self) -> tuple[TargetInfo, ...]:
+        if self.target_info is not None:
+            return self
         columns = []
         for categories, iscrowd, boxes in zip(self.categories, self.iscrowd, self.boxes, strict=True):
             assert categories is not None and iscrowd is not None and boxes is not None
             present = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
             columns.append(torch.stack((categories.long(), iscrowd.long(), present.long())))
-        if not columns:
-            return ()
-        flat = torch.cat(columns, dim=1).tolist()
-        target_info, start = [], 0
+        rows = [iter(row) for row in torch.cat(columns, dim=1).tolist()] if columns else []
+        found = []
         for column in columns:
-            stop = start + column.shape[1]
-            categories, iscrowd, present = (row[start:stop] for row in flat)
-            target_info.append(TargetInfo(tuple(categories), tuple(map(bool, iscrowd)), tuple(map(bool, present))))
-            start = stop
-        return tuple(target_info)
+            classes, crowds, exist = (tuple(islice(row, column.shape[1])) for row in rows)
+            found.append(TargetInfo(classes, tuple(map(bool, crowds)), tuple(map(bool, exist))))
+        return replace(self, target_info=tuple(found))
 
     def _map(self, function: Callable[[PackedSequence], PackedSequence]) -> Batch:
         changed: dict[str, Any] = {
@@ -317,9 +304,18 @@ class Things:
         With `crowd_boxes` crowds are boxes, and the batch needs no masks. Without `target_info` the host waits. A
         :class:`FixedBatch` has a row for each id, and crowds are a mask.
         """
+        things = []
         if isinstance(batch, FixedBatch):
-            targets = zip(batch.masks, batch.categories, batch.iscrowd, batch.boxes)
-            return [_rows_of_ids(*of_image, num_stuff) for of_image in targets]
+            targets: Any = zip(batch.masks, batch.categories, batch.iscrowd, batch.boxes)
+            for masks, categories, iscrowd, boxes in targets:
+                crowd, exists = iscrowd.bool(), (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+                real = (categories >= num_stuff) & (categories != VOID) & exists & ~crowd
+                # of area 1, as the box code of an empty one is not finite
+                outside = functional.pad(boxes.new_full((boxes.shape[0], 2), -2.0), (0, 2), value=-1.0)
+                ids = torch.arange(boxes.shape[0], device=boxes.device)
+                rows = torch.where(real[:, None], boxes, outside)
+                things.append(Things(rows, categories - num_stuff, ids, crowd[masks].any(dim=0), real))
+            return things
         target_info = batch.with_target_info().target_info
         assert target_info is not None
         chosen = [_ids_of_things(info, num_stuff, crowd=False) for info in target_info]
@@ -330,7 +326,6 @@ class Things:
         classes_of_all = [info.categories[i] for info, ids in zip(target_info, chosen) for i in ids]
         numbers = upload(torch.tensor([ids_of_all, classes_of_all], dtype=torch.long), device)
         parts = torch.split(numbers, [len(ids) for ids in chosen], dim=1)
-        things = []
         images = zip(batch.masks, batch.iscrowd, batch.boxes, target_info, parts)
         for masks, iscrowd, boxes, info, (ids, classes) in images:
             assert iscrowd is not None
@@ -343,17 +338,6 @@ class Things:
                 crowd = iscrowd.bool()[masks].any(dim=0)
             things.append(Things(boxes[ids], classes - num_stuff, ids, crowd))
         return things
-
-
-def _rows_of_ids(masks: Any, categories: Any, iscrowd: Any, boxes: Any, num_stuff: int) -> Things:
-    """Return a row for each id of an image, from the targets of a batch."""
-    crowd = iscrowd.bool()
-    real = (categories >= num_stuff) & (categories != VOID) & (boxes[:, 2:] > boxes[:, :2]).all(dim=1) & ~crowd
-    # of area 1, as the box code of an empty one is not finite
-    outside = functional.pad(boxes.new_full((boxes.shape[0], 2), -2.0), (0, 2), value=-1.0)
-    ids = torch.arange(boxes.shape[0], device=boxes.device)
-    rows = torch.where(real[:, None], boxes, outside)
-    return Things(rows, categories - num_stuff, ids, crowd[masks].any(dim=0), real)
 
 
 def _ids_of_things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:

@@ -40,8 +40,7 @@ class Losses(NamedTuple):
     Attributes
     ----------
     means : scalars, each a mean over anchors, samples, mask pixels or images
-    counts : their number, float64 scalars on the same device. The loss of several batches, of other processes or
-        steps, is the mean of their means weighted by the counts
+    counts : their number, float64 scalars on the same device, by which the means of several batches are weighted
     metrics : scalars that are only reported, such as an accuracy, each a mean over the images
     """
 
@@ -65,13 +64,9 @@ class Losses(NamedTuple):
 class PaddedPredictions(NamedTuple):
     """Predictions of a batch in tensors whose shapes depend on its shape only, with rows of 0 after the detections.
 
-    Attributes
-    ----------
-    predictions : of each image, in pixels of the padded batch, with a class map of uint8
-    found : int64 `N x 2`, how many rows of each image are detections, and 0 if :meth:`Network.predict` may find others;
-        None if they are all
-    levels : levels of the pyramid for custom heads, whose operations may depend on what is in an image; else none
-    reads : returns what is read beside the input: a CUDA graph does not keep it
+    predictions are in pixels of the padded batch, with a class map of uint8. found, int64 `N x 2`: how many rows of
+    each image are detections, and 0 if :meth:`Network.predict` may find others; None if they are all. levels are those
+    of the pyramid for custom heads. reads returns what is read beside the input: a CUDA graph does not keep it.
     """
 
     predictions: list[Prediction[Tensor]]
@@ -143,17 +138,13 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Return the predictions for normalised images `3 x H x W`, in evaluation mode.
-
-        Detections that do not score above `least_score` may be left out.
-        """
+        """Return the predictions for normalised images `3 x H x W`; detections up to `least_score` may be left out."""
         raise NotImplementedError
 
     def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
-        """Compute :meth:`predict` of all detections without a wait of the host for the device.
+        """Compute :meth:`predict` of all detections without a wait of the host, for networks :attr:`of_parts`.
 
-        `padded` are normalised images `N x 3 x H x W`, with their `(height, width)` in `sizes`, int64 `N x 2`. Only for
-        networks :attr:`of_parts`.
+        `padded` are normalised images `N x 3 x H x W`, with their `(height, width)` in `sizes`, int64 `N x 2`.
         """
         raise NotImplementedError
 
@@ -166,10 +157,7 @@ class Network(nn.Module):
         return None
 
     def dense(self, padded: Tensor) -> Any:
-        """Run the layers whose operations depend on the size of the padded batch `N x 3 x H x W` only.
-
-        This is what a compiler or a CUDA graph runs: the layers of :attr:`dense_parts`.
-        """
+        """Run :attr:`dense_parts`, whose operations depend on the size of the padded batch `N x 3 x H x W` only."""
         raise NotImplementedError
 
     def step_problem(self) -> str | None:
@@ -199,10 +187,6 @@ class Network(nn.Module):
 
 class TrainingModule(nn.Module):
     """A network and its losses as one module, which DistributedDataParallel wraps: from a batch to its losses.
-
-    The parameters of all heads get a gradient in every step, so that DistributedDataParallel needs no
-    `find_unused_parameters`: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and
-    gradients of 0.
 
     `run_step` computes the losses, as by CUDA graphs; None for the network and its losses in turn.
     """

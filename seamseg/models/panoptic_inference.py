@@ -40,15 +40,11 @@ class PanopticInference(Network):
 
     @torch.no_grad()
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Predict detections, masks and a class map for each image.
+        """Predict detections, masks and a class map for each image `3 x H x W`.
 
-        Padding influences the result a little: batch only images of one size together if that matters. RuntimeError if
-        the network is in training mode.
-
-        Parameters
-        ----------
-        images : `3 x H x W` each
-        least_score : detections that do not score above may be left out, which saves their masks; no others change
+        Padding influences the result a little: batch only images of one size together if that matters. Detections that
+        do not score above `least_score` may be left out, which saves their masks; no others change. RuntimeError if the
+        network is in training mode.
         """
         if self.training:
             raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
@@ -103,10 +99,7 @@ class PanopticInference(Network):
     def score_proposals(
         self, features: Features, proposals: PackedSequence, sizes: Sizes
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return a box for each proposal and class, and the scores, of each image, see :class:`DetectionSelector`.
-
-        Proposals of NaN have boxes of NaN; for `sizes` see :func:`seamseg.ops.boxes.clip_boxes`.
-        """
+        """Return a box (of NaN for proposals of NaN) for each proposal and class, and the scores, of each image."""
         boxes, index = features.rows(proposals)
         cls_logits, bbx_logits = self.score_boxes(features, boxes.nan_to_num(), index)
         scores = torch.softmax(cls_logits.float(), dim=1)
@@ -199,10 +192,9 @@ class DetectionSelector:
         return boxes, cls, scores, torch.stack((total.clamp(max=most), complete.long()))
 
     def _suppress(self, boxes: Tensor, scores: Tensor, cls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Choose among boxes `M x 4`, those with a score of -inf left out.
+        """Return the detections among boxes `M x 4` in their order, then rows of 0, and how many boxes stay.
 
-        Return the detections in their order, then rows of 0, and how many boxes stay, which may be more than there are
-        rows.
+        Those with a score of -inf are left out. More may stay than there are rows.
         """
         exists, outside = scores > -torch.inf, torch.iinfo(cls.dtype).max
         # boxes that are left out form a group of their own, in which all but one suppress each other
@@ -265,11 +257,7 @@ class AnchorGenerator:
 
 
 class DenseOutputs(NamedTuple):
-    """Outputs of :meth:`seamseg.models.panoptic.PanopticNet.dense` for a padded batch.
-
-    levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
-    the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
-    """
+    """Outputs of :meth:`seamseg.models.panoptic.PanopticNet.dense` for a padded batch, see :class:`Features`."""
 
     levels: list[Tensor]
     obj_logits: Tensor

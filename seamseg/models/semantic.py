@@ -91,8 +91,7 @@ class SemanticNet(Network):
     """A backbone, the head of DeepLabV3, and a classifier of each cell (Rota Bulo et al., arXiv 1712.02616).
 
     The names of the three parts and the state-dict keys are as in the published Mapillary Vistas network. The body
-    maps images to features `N x C x h x w`, or to a dict of which the last entry is used; the head maps features to
-    features, and `cls` these to class logits.
+    maps images to features `N x C x h x w`, or to a dict of which the last entry is used.
     """
 
     compiled_parts = ("body", "head")
@@ -121,11 +120,7 @@ class SemanticNet(Network):
         return logits
 
     def forward(self, images: PackedSequence, targets: Batch | None = None) -> SemanticLogits:
-        """Compute the class logits of images `3 x H x W`, padded to one size.
-
-        The targets are not used: training calls networks of all kinds with them. With synchronised norms under
-        torch.distributed all ranks must call this together.
-        """
+        """Compute the class logits of images `3 x H x W`, padded to one size; the targets are not used."""
         padded, sizes = self.padded(images)
         run = self.run_in_training if self.training else self.options.run_dense
         logits = self.dense(padded) if run is None else run(padded)
@@ -145,26 +140,21 @@ class SemanticNet(Network):
     def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
         """Predict the class of each pixel of images `3 x H x W`, without detections; `least_score` has no effect.
 
-        Padding influences the result a little: batch only images of one size together if that matters. RuntimeError if
-        the network is in training mode.
+        RuntimeError if the network is in training mode.
         """
         if self.training:
             raise RuntimeError("SemanticNet.predict: the network is in training mode, call eval() first")
-        output = self(images)
-        return [self._prediction(x, output.padded_size, size) for x, size in zip(output.logits, output.valid_sizes)]
+        logits, padded, sizes = self(images)
+        if not self.options.probabilities:
+            return [class_map_prediction(upsample_argmax(x, padded, size)) for x, size in zip(logits, sizes)]
+        maps = (upsample_fusion([x.float()], padded) for x in logits)
+        return [class_map_prediction(*(x[:h, :w] for x in both)) for both, (h, w) in zip(maps, sizes)]
 
     @torch.no_grad()
     def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
         """See :class:`seamseg.models.network.Network`."""
         found = self.predict(PackedSequence(list(padded)))
         return PaddedPredictions([replace(p, semantic=p.semantic.byte()) for p in found if p.semantic is not None])
-
-    def _prediction(self, logits: Tensor, padded_size: tuple[int, int], size: tuple[int, int]) -> Prediction[Tensor]:
-        if not self.options.probabilities:
-            return class_map_prediction(upsample_argmax(logits, padded_size, size))
-        maps = upsample_fusion([logits.float()], padded_size)
-        classes, probabilities = (x[: size[0], : size[1]] for x in maps)
-        return class_map_prediction(classes, probabilities)
 
 
 def class_map_prediction(classes: Tensor, probabilities: Tensor | None = None) -> Prediction[Tensor]:

@@ -47,8 +47,7 @@ class Backbone(nn.Module):
     """A network of stages `mod1`, `mod2`, ... for images; subclasses add the stages.
 
     With `keep_outputs` it returns the outputs of all stages by name, otherwise the last one. `classes` are outputs of a
-    classifier on the global average, 0 for none. With `checkpoint` only the output of each stage that is trained is
-    kept, and the backward pass computes the rest again.
+    classifier on the global average, 0 for none. With `checkpoint` the backward pass computes stages again.
 
     Attributes
     ----------
