@@ -53,7 +53,7 @@ TESTS = {
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/results/semantic.py": "tests/inference/test_semantic.py",
     "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
-    "seamseg/fusion.py": "tests/test_fusion.py tests/test_merge_queries.py",
+    "seamseg/fusion.py": "tests/test_fusion.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py "
     "tests/models/test_training_parity.py",

@@ -1,4 +1,4 @@
-"""PackedSequence and Batch: what the parts of the network and the DataLoader rely on."""
+"""PackedSequence: what the parts of the network and the DataLoader rely on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.golden_files import golden
 from torch.utils import _pytree as pytree
 
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import PackedSequence
 
 sizes = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9))), min_size=1, max_size=5)
 
@@ -82,12 +82,3 @@ def test_is_a_pytree_for_ddp_and_compile():
     assert isinstance(doubled, PackedSequence)
     assert torch.equal(doubled[0], torch.full((2,), 2.0))
     assert doubled[1] is None
-
-
-def test_a_batch_is_moved_as_a_whole():
-    names = ("images", "masks", "categories", "iscrowd", "boxes")
-    parts = {name: PackedSequence([torch.zeros(1, 4), None]) for name in names}
-    batch = Batch(**parts, ids=["a", "b"], original_sizes=[(4, 5)] * 2)
-    moved = batch.to(torch.float64)
-    assert [getattr(moved, name).dtype for name in names] == [torch.float64] * 5
-    assert (moved.ids, moved.original_sizes, len(moved)) == (["a", "b"], [(4, 5)] * 2, 2)
