@@ -20,7 +20,7 @@ import os
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -50,8 +50,6 @@ from seamseg.utils.output import echo
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
     from ray.data import Dataset
-
-    Read = Callable[[FileSystem, str, str], Iterator[tuple[str, bytes, str]]]
 
 COLUMNS = ("bytes", "image")
 """Columns of images, of which the first present is taken: encoded files, or arrays `H x W x 3` uint8."""
@@ -121,7 +119,16 @@ class PanopticActor:
         images = [_decode(value) for value in batch[column]]
         readable = [image for image in images if not isinstance(image, str)]
         results = iter(self._predict(readable))
-        rows = [_row(image if isinstance(image, str) else next(results)) for image in images]
+        rows: list[tuple[bytes, str, int, int, str]] = []
+        for image in images:
+            result = image if isinstance(image, str) else next(results)
+            if isinstance(result, str):
+                rows.append((b"", "[]", 0, 0, result))
+                continue
+            annotation, png = encode_result(result, result.metadata)
+            names = [s.name for s in result.segments if not s.iscrowd]
+            entries = [{**entry, "name": name} for entry, name in zip(annotation["segments_info"], names, strict=True)]
+            rows.append((png, json.dumps(entries), *result.size, ""))
         made = {name: [row[k] for row in rows] for k, name in enumerate(_RESULTS)}
         return {**batch, **{name: np.array(values, _TYPES.get(name, object)) for name, values in made.items()}}
 
@@ -153,15 +160,6 @@ def _decode(value: Any) -> Image.Image | str:
         return str(error)
     except Exception as error:  # whatever a decoder raises, it is about this image
         return f"cannot be decoded: {describe_error(error)}"
-
-
-def _row(result: Panoptic | str) -> tuple[bytes, str, int, int, str]:
-    if isinstance(result, str):
-        return b"", "[]", 0, 0, result
-    annotation, png = encode_result(result, result.metadata)
-    names = [s.name for s in result.segments if not s.iscrowd]
-    entries = [{**entry, "name": name} for entry, name in zip(annotation["segments_info"], names, strict=True)]
-    return png, json.dumps(entries), *result.size, ""
 
 
 SCHEMES = ("s3", "gs", "abfs", "abfss", "file")
@@ -226,12 +224,22 @@ def predict(model: Any, inputs: str, out: str, options: RayOptions = RayOptions(
         the model is not panoptic
     """
     require_packages("ray", what="predicting with Ray Data", extra="ray")
+    import ray
     from ray.data import ActorPoolStrategy
 
-    _refuse_overlap(inputs, out)
+    (here, source), (there, target) = _filesystem(inputs), _filesystem(out)
+    if here == there and Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
+        raise InputError(f"{out}: is in the input folder {inputs}; choose another folder for the outputs")
     model = local_model(model)
     before = dict(_written(out, repair=True))
-    _start(options)
+    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
+    have, need = ray.cluster_resources().get("CPU", 0), options.actors * options.cpus
+    if need > have - 1:
+        raise InputError(
+            f"`actors={options.actors}`: {need:g} of {have:g} processors; leave one to the tasks that read and write"
+        )
     rows = _rows(inputs, options.input, before.keys())
     if rows is not None:
         made = rows.map_batches(
@@ -242,24 +250,9 @@ def predict(model: Any, inputs: str, out: str, options: RayOptions = RayOptions(
             num_gpus=options.gpus,
             compute=ActorPoolStrategy(size=options.actors),
         )
-        filesystem, folder = _filesystem(out)
-        made.write_parquet(folder, filesystem=filesystem, min_rows_per_file=options.rows_per_file)
+        made.write_parquet(target, filesystem=there, min_rows_per_file=options.rows_per_file)
     new = [error for name, error in _written(out) if name not in before]
     return Counts(sum(not error for error in new), sum(map(bool, new)), len(before))
-
-
-def _start(options: RayOptions) -> None:
-    """Start or join Ray; InputError if the actors would take the processors of the tasks that read."""
-    import ray
-
-    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
-    have, need = ray.cluster_resources().get("CPU", 0), options.actors * options.cpus
-    if need > have - 1:
-        raise InputError(
-            f"`actors={options.actors}`: {need:g} of {have:g} processors; leave one to the tasks that read and write"
-        )
 
 
 class _NamedActor(PanopticActor):
@@ -289,20 +282,19 @@ def _rows(inputs: str, form: str, done: Collection[str]) -> Dataset | None:
         kept = [name for name in COLUMNS if name in known][:1]
         found = found.select_columns(["path", *kept]).rename_columns({"path": "name"})
         return found.filter(lambda row: row["name"] not in done)
-    read = _read_image if form == "images" else _read_tar
     names = [path.removeprefix(root) for path in files]
     left = [{"file": name} for name in names if form != "images" or name not in done]
     # not by the readers of Ray: they parse names as URLs, and a file that cannot be read ends the job
-    given = {"read": read, "filesystem": filesystem, "root": root, "done": frozenset(done)}
+    given = {"filesystem": filesystem, "root": root, "done": frozenset(done)}
     return ray.data.from_items(left).map_batches(_read, batch_size=1, fn_kwargs=given) if left else None
 
 
 def _read(
-    batch: Mapping[str, Any], read: Read, filesystem: FileSystem, root: str, done: Collection[str]
+    batch: Mapping[str, Any], filesystem: FileSystem, root: str, done: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the images of a file that are not done, or why it cannot be read, as batches of one."""
     file = str(batch["file"][0])
-    images = read(filesystem, root, file)
+    images = _images_of(filesystem, root, file)
     while True:
         try:
             name, data, problem = next(images, ("", b"", ""))
@@ -315,32 +307,22 @@ def _read(
             yield {"name": [name], "bytes": np.array([data], object), "problem": [problem]}
 
 
-def _read_image(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
+def _images_of(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
+    """Yield name, content and problem of each image of a file: of itself, or of a tar, which is read as a stream."""
+    folder = next((file[: -len(end)] for end in _ENDINGS["webdataset"] if file.lower().endswith(end)), None)
     with filesystem.open_input_stream(root + file, compression=None) as stream:
-        yield file, read_limited(stream, IMAGE_BYTES, file, "image"), ""
-
-
-def _read_tar(filesystem: FileSystem, root: str, file: str) -> Iterator[tuple[str, bytes, str]]:
-    """Yield name, content and problem of each image of a tar; it is read as a stream."""
-    folder = next(file[: -len(ending)] for ending in _ENDINGS["webdataset"] if file.lower().endswith(ending))
-    with (
-        filesystem.open_input_stream(root + file, compression=None) as stream,
-        tarfile.open(fileobj=stream, mode="r|*", tarinfo=LimitedTarInfo) as archive,
-    ):
-        for member in archive:
-            parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", "..", ".")]
-            if not member.isfile() or not parts or parts[-1].startswith("."):
-                continue
-            if parts[-1].lower().endswith(PHOTO_ENDINGS):
-                problem = "too large" if member.size > IMAGE_BYTES else ""
-                content = None if problem else archive.extractfile(member)
-                yield "/".join((folder, *parts)), content.read() if content else b"", problem
-
-
-def _refuse_overlap(inputs: str, out: str) -> None:
-    (here, source), (there, target) = _filesystem(inputs), _filesystem(out)
-    if here == there and Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
-        raise InputError(f"{out}: is in the input folder {inputs}; choose another folder for the outputs")
+        if folder is None:
+            yield file, read_limited(stream, IMAGE_BYTES, file, "image"), ""
+            return
+        with tarfile.open(fileobj=stream, mode="r|*", tarinfo=LimitedTarInfo) as archive:
+            for member in archive:
+                parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", "..", ".")]
+                if not member.isfile() or not parts or parts[-1].startswith("."):
+                    continue
+                if parts[-1].lower().endswith(PHOTO_ENDINGS):
+                    problem = "too large" if member.size > IMAGE_BYTES else ""
+                    content = None if problem else archive.extractfile(member)
+                    yield "/".join((folder, *parts)), content.read() if content else b"", problem
 
 
 def _written(out: str, repair: bool = False) -> list[tuple[str, str]]:
@@ -352,9 +334,12 @@ def _written(out: str, repair: bool = False) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     torn = []
     for path in sorted(path for path in _files(filesystem, folder) if path.endswith(".parquet")):
-        if repair and _OWN_NAME.fullmatch(PurePosixPath(path).name) and not _has_end(filesystem, path):
-            torn.append(path)
-            continue
+        if repair and _OWN_NAME.fullmatch(PurePosixPath(path).name):
+            with filesystem.open_input_file(path) as file:
+                file.seek(max(file.size() - 4, 0))
+                if file.read() != b"PAR1":
+                    torn.append(path)
+                    continue
         try:
             found += _read_names(filesystem, path)
         except (ValueError, KeyError) as error:
@@ -364,12 +349,6 @@ def _written(out: str, repair: bool = False) -> list[tuple[str, str]]:
         echo(f"{path}: incomplete, removed", file=sys.stderr)
         filesystem.delete_file(path)
     return found
-
-
-def _has_end(filesystem: FileSystem, path: str) -> bool:
-    with filesystem.open_input_file(path) as file:
-        file.seek(max(file.size() - 4, 0))
-        return bool(file.read() == b"PAR1")
 
 
 def _read_names(filesystem: FileSystem, path: str) -> Iterator[tuple[str, str]]:

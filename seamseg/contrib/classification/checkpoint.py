@@ -85,12 +85,22 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = 
         raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
     state: dict[str, Any] = {_BODY: without_prefix(weights)}
     if config is not None:
-        _check_network(content.get("arch"), state[_BODY].get(_FC), name, config)
+        arch, fc, network = content.get("arch"), state[_BODY].get(_FC), config.network
+        if arch is not None and arch != network.arch:
+            raise InputError(f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {network.arch}")
+        if isinstance(fc, Tensor) and fc.dim() == 2 and len(fc) != network.classes:
+            described = f"{config.source} has network.classes = {network.classes}"
+            raise InputError(f"{name}: has {len(fc)} classes, but {described}")
     if "optimizer" in content:
         state["optimizer"] = content["optimizer"]
     ours = content.get(_OURS)
     if not isinstance(ours, Mapping):
-        return Snapshot("", state, _progress(content))
+        progress = {}
+        if "epoch" in content:  # else it holds weights only
+            best = float(content.get("best_prec1") or 0) / 100
+            epoch = int(content["epoch"]) - 1
+            progress = {"epoch": epoch, "global_step": None, "last_score": best, "best_score": best}
+        return Snapshot("", state, progress)
     return Snapshot(
         config=ours.get("config", ""),
         state_dict=state | ours.get("state", {}),
@@ -98,24 +108,6 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = 
         metadata=ours.get("metadata"),
         resume=ours.get("resume"),
     )
-
-
-def _check_network(arch: Any, fc: Any, name: str, config: ClassifierConfig) -> None:
-    network = config.network
-    if arch is not None and arch != network.arch:
-        raise InputError(f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {network.arch}")
-    if isinstance(fc, Tensor) and fc.dim() == 2 and fc.shape[0] != network.classes:
-        raise InputError(
-            f"{name}: has {fc.shape[0]} classes, but {config.source} has network.classes = {network.classes}"
-        )
-
-
-def _progress(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the progress that a file of the original states, in epochs; empty if it holds weights only."""
-    if "epoch" not in content:
-        return {}
-    best = float(content.get("best_prec1") or 0) / 100
-    return {"epoch": int(content["epoch"]) - 1, "global_step": None, "last_score": best, "best_score": best}
 
 
 def read_checkpoint(path: str | Path, config: ClassifierConfig | None = None) -> Snapshot:
@@ -145,23 +137,6 @@ def load_checkpoint(
     return net, list(names) if isinstance(names, list) else []
 
 
-def _config_of(path: Path, config: str | Path | None = None) -> Path | str | None:
-    """Return the given configuration of a model, or the one in its folder; None for a network of another kind."""
-    if config is not None:
-        name = str(config)
-        return name if name.endswith(".json") or packaged_classifier(name) is not None else None
-    found = (path.parent if path.suffix == WEIGHTS_ENDING else path) / CLASSIFIER_CONFIG_NAME
-    return found if found.is_file() else None
-
-
-def _names_of(path: Path, config: ClassifierConfig) -> list[str]:
-    """Return the names of the classes of a classifier by the list in its folder, else their numbers."""
-    listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
-    if not listed.is_file():
-        return [str(number) for number in range(config.network.classes)]
-    return [str(name) for name in read_json(listed, "list of classes", CONFIG_BYTES)]
-
-
 class OpenedClassifier(NamedTuple):
     """A classifier on the CPU in evaluation mode, with its configuration and the names of its classes."""
 
@@ -172,11 +147,18 @@ class OpenedClassifier(NamedTuple):
 
 def open_classifier(path: Path, config: str | Path | None = None) -> OpenedClassifier | None:
     """Open the classifier of a folder, or of a checkpoint with a configuration; None for a network of another kind."""
-    found = _config_of(path, config)
-    if found is None:
+    folder = path if path.is_dir() else path.parent
+    if config is None:
+        config = (path.parent if path.suffix == WEIGHTS_ENDING else path) / CLASSIFIER_CONFIG_NAME
+        if not config.is_file():
+            return None
+    elif not str(config).endswith(".json") and packaged_classifier(str(config)) is None:
         return None
-    settings = load_classifier_config(found)
-    return OpenedClassifier(settings, load_checkpoint(path, settings)[0].body.eval(), _names_of(path, settings))
+    settings = load_classifier_config(config)
+    names, listed = [str(number) for number in range(settings.network.classes)], folder / CLASSIFIER_CLASSES_NAME
+    if listed.is_file():
+        names = [str(name) for name in read_json(listed, "list of classes", CONFIG_BYTES)]
+    return OpenedClassifier(settings, load_checkpoint(path, settings)[0].body.eval(), names)
 
 
 def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:

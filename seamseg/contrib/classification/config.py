@@ -202,12 +202,26 @@ def parse_classifier_config(content: Any, source: str = "config", overrides: Seq
     """Complete and check the content of a JSON file, whose name is `source`; see :func:`load_classifier_config`."""
     if not isinstance(content, Mapping):
         raise InputError(f"{source}: not a config file: the content must be an object with sections")
-    texts = dict(map(_split_override, overrides))
+    texts = {}
+    for override in overrides:
+        name, equals, value = (word.strip() for word in override.partition("="))
+        if not equals or name not in KEYS:
+            raise InputError(f"`overrides={override}`: unknown key: write section.key=value{did_you_mean(name, KEYS)}")
+        texts[name] = value
     network = content.get("network")
     if isinstance(network, Mapping):
         content = {**content, "network": _renamed(network)}
     config: ClassifierConfig = _section(ClassifierConfig, content, source, "", texts, source=source)
-    _check_schedule(config.optimizer.schedule, source)
+    where, schedule = f"{source}: optimizer.schedule.params", config.optimizer.schedule
+    required = SCHEDULES[schedule.type]
+    if missing := [name for name in required if name not in schedule.params]:
+        raise InputError(f"{where}: a {schedule.type} schedule needs {', '.join(missing)}")
+    optional = ("gamma",) if schedule.type in ("step", "multistep") else ()
+    if unknown := sorted({*schedule.params} - {*required, *optional}):
+        raise InputError(f"{where}: a {schedule.type} schedule has no {unknown[0]}{did_you_mean(unknown[0], required)}")
+    for name, value in schedule.params.items():
+        if value != [] or name != "milestones":  # none: a constant rate
+            _parsed(format_value(value), *PARAMS[name], f"{where}: {name} = {_shown(value)}")
     return config
 
 
@@ -247,27 +261,6 @@ def _parsed(text: str, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
         raise InputError(f"{where}: {problem}") from None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise InputError(f"{where}: expected a number or a list") from None
-
-
-def _split_override(override: str) -> tuple[str, str]:
-    name, equals, value = (word.strip() for word in override.partition("="))
-    if not equals or name not in KEYS:
-        raise InputError(f"`overrides={override}`: unknown key: write section.key=value{did_you_mean(name, KEYS)}")
-    return name, value
-
-
-def _check_schedule(schedule: ScheduleConfig, source: str) -> None:
-    where, params, kind = f"{source}: optimizer.schedule.params", schedule.params, schedule.type
-    required = SCHEDULES[kind]
-    if missing := [name for name in required if name not in params]:
-        raise InputError(f"{where}: a {kind} schedule needs {', '.join(missing)}")
-    optional = ("gamma",) if kind in ("step", "multistep") else ()
-    if unknown := sorted({*params} - {*required, *optional}):
-        raise InputError(f"{where}: a {kind} schedule has no {unknown[0]}{did_you_mean(unknown[0], required)}")
-    for name, value in params.items():
-        hint, limits = PARAMS[name]
-        if value != [] or name != "milestones":  # none: a constant rate
-            _parsed(format_value(value), hint, limits, f"{where}: {name} = {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

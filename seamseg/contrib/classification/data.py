@@ -1,21 +1,30 @@
-"""Images in class folders (`DATA/train/<class>/*`, `DATA/val/<class>/*`), and batches of them."""
+"""Images in class folders (`DATA/train/<class>/*`, `DATA/val/<class>/*`), their transforms, and batches of them.
+
+Training images get a random resized crop, a flip, and optionally the colour changes of the original: saturation,
+brightness and contrast in random order (:func:`color_jitter`), and a shift along the principal components of the
+colours of ImageNet (:func:`lighting`; Krizhevsky et al. 2012). Random numbers come from `random` and torch's global
+generator.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.transforms import v2
 
-from seamseg.contrib.classification.config import ClassifierConfig
+from seamseg.contrib.classification.config import ClassifierConfig, InputConfig
+from seamseg.data.input_size import InputSize, resize_shortest
 from seamseg.data.loader import BatchLoader, LoaderOptions, shard_loader, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
+from seamseg.data.transforms import pil_to_tensor
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import image_files, open_image
 from seamseg.utils.distributed import World
@@ -90,11 +99,17 @@ class ClassFolders(Dataset[tuple[Tensor, int, str]]):
         epoch, index = key[:2] if isinstance(key, tuple) else (0, key)
         path, label = self.samples[index]
         image = open_image(path, upright=self.upright)
-        with _seeded(f"{self.seed}/{epoch}/{index}"):
+        state, value = random.getstate(), random.Random(f"{self.seed}/{epoch}/{index}").getrandbits(63)
+        with torch.random.fork_rng(devices=[]):
+            random.seed(value)
+            # not torch.manual_seed, which also seeds the GPUs
+            torch.default_generator.manual_seed(value)
             try:
                 item = self.transform(image)
             except ValueError as error:
                 raise InputError(f"{path}: {image.width} x {image.height} pixels: {error}") from None
+            finally:
+                random.setstate(state)
         return item, label, str(Path(path).relative_to(self.folder))
 
     def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:
@@ -120,20 +135,6 @@ def class_names(root: str | Path, split: str) -> list[str]:
     return names
 
 
-@contextmanager
-def _seeded(text: str) -> Iterator[None]:
-    """Seed the global generators of Python and torch (of the CPU) inside a `with` block."""
-    state, value = random.getstate(), random.Random(text).getrandbits(63)
-    with torch.random.fork_rng(devices=[]):
-        random.seed(value)
-        # not torch.manual_seed, which also seeds the GPUs
-        torch.default_generator.manual_seed(value)
-        try:
-            yield
-        finally:
-            random.setstate(state)
-
-
 def collate_images(items: Sequence[tuple[Tensor, int, str]]) -> ImageBatch:
     """Collate items of :class:`ClassFolders`, as a DataLoader's `collate_fn`."""
     images, labels, ids = zip(*items)
@@ -157,3 +158,87 @@ def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, wo
     return shard_loader(
         dataset, num_workers, world, batch_size=batch_size, collate_fn=collate_images, pin_memory=pinned
     )
+
+
+TEN_CROPS = 10
+"""Four corners and centre, of the image and of its mirror image."""
+
+_GRAY = (0.299, 0.587, 0.114)
+_LARGEST_CHANGE, _DEVIATION = 0.4, 0.1
+_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+_COMPONENTS = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
+
+
+def color_jitter(image: Tensor) -> Tensor:
+    """Change saturation, brightness and contrast of an image, `3 x H x W` float32, in random order.
+
+    Each blends the image with another one by a factor drawn from 0.6 to 1.4: its gray image, black, or the mean of the
+    gray image. The result is not clipped.
+    """
+    others: list[Callable[[Tensor], Tensor]] = [_gray, torch.zeros_like, lambda x: _gray(x).mean().expand_as(x)]
+    for other in random.sample(others, 3):
+        factor = 1 + torch.empty(1).uniform_(-_LARGEST_CHANGE, _LARGEST_CHANGE)
+        image = torch.lerp(other(image), image, factor)
+    return image
+
+
+def lighting(image: Tensor) -> Tensor:
+    """Add a multiple of each principal component of the colours of ImageNet, drawn from a normal distribution."""
+    factors = torch.empty(3).normal_(0, _DEVIATION)
+    return image + (_COMPONENTS * factors).sum(1)[:, None, None]
+
+
+def to_float(image: Image.Image) -> Tensor:
+    """Convert an RGB image to `3 x H x W` float32, values 0 to 1."""
+    # torchvision multiplies by 1 / 255, which differs in the last bit
+    return pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+
+
+def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Compose:
+    """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32.
+
+    The area of the random crop is at least the fraction `min_crop_area` of the image.
+    """
+    steps: list[Callable[..., Any]] = []
+    if options.scale_train > 0:
+        steps.append(v2.Resize(options.scale_train))
+    steps += [v2.RandomResizedCrop(options.crop_train, (min_crop_area, 1.0)), v2.RandomHorizontalFlip(), to_float]
+    if options.color_jitter_train:
+        steps.append(color_jitter)
+    if options.lighting_train:
+        steps.append(lighting)
+    return v2.Compose([*steps, _normalise(options)])
+
+
+def test_transform(options: InputConfig, ten_crops: bool = False) -> v2.Compose:
+    """Return the transform of validation images: an RGB image to `3 x crop x crop` float32.
+
+    With `ten_crops` to `10 x 3 x crop x crop`: the corners and the centre, of the image and of its mirror image.
+    InputError if the crop is larger than the resized image.
+    """
+    scale, crop = options.scale_val, options.crop_val
+    if 0 < scale < crop:
+        raise InputError(
+            f"input.crop_val = {crop}: does not fit into images whose shorter side is {scale}; raise input.scale_val"
+        )
+    if not ten_crops:
+        # exported classifiers prepare images in the same way, without torchvision
+        size = InputSize(scale if scale > 0 else None, crop=(crop, crop))
+        return v2.Compose([size.scale, to_float, _normalise(options)])
+    steps: list[Callable[..., Any]] = [partial(resize_shortest, shortest=scale)] if scale > 0 else []
+    return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
+
+
+def _normalise(options: InputConfig) -> v2.Normalize:
+    return v2.Normalize(list(options.mean), list(options.std))
+
+
+def _stacked(normalise: v2.Normalize, images: Sequence[Image.Image]) -> Tensor:
+    return torch.stack([normalise(to_float(image)) for image in images])
+
+
+def _gray(image: Tensor) -> Tensor:
+    red, green, blue = (weight * channel for weight, channel in zip(_GRAY, image))
+    gray: Tensor = (red + green + blue).expand_as(image)
+    return gray

@@ -61,20 +61,7 @@ def build_classifier(config: ClassifierConfig) -> nn.Module:
     have a parameter.
     """
     network = config.network
-    try:
-        norm = norm_factory(network.bn_mode, network.activation, network.activation_param)
-        net = build_backbone(network.arch, norm, classes=network.classes, keep_outputs=False, **network_params(network))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{config.source}: network: {error}") from None
-    initialise(net, network)
-    return net
-
-
-def network_params(network: NetworkConfig) -> dict[str, Any]:
-    """Return the arguments of the architecture.
-
-    As in the original, a WiderResNet takes neither `dilation` nor `input_3x3`; the A2 form takes `dilation`.
-    """
+    # as in the original, a WiderResNet takes neither `dilation` nor `input_3x3`; the A2 form takes `dilation`
     params = dict(network.params)
     if not network.arch.startswith("wider"):
         params.setdefault("dilation", network.dilation)
@@ -82,7 +69,13 @@ def network_params(network: NetworkConfig) -> dict[str, Any]:
             params.setdefault("input_3x3", True)
     elif network.arch.endswith("_a2") and network.dilation != 1:
         params.setdefault("dilation", network.dilation)
-    return params
+    try:
+        norm = norm_factory(network.bn_mode, network.activation, network.activation_param)
+        net = build_backbone(network.arch, norm, classes=network.classes, keep_outputs=False, **params)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{config.source}: network: {error}") from None
+    initialise(net, network)
+    return net
 
 
 @torch.no_grad()
@@ -93,7 +86,14 @@ def initialise(net: nn.Module, network: NetworkConfig) -> None:
     `weight_gain_multiplier`, which `kaiming_*` does not use; the classifier by Xavier's uniform distribution with gain
     0.1; norms with weight 1; all biases 0.
     """
-    fill = _initialiser(network)
+    function, rectified = getattr(nn.init, f"{network.weight_init}_"), network.activation in ("relu", "elu")
+    fill: Callable[[Tensor], Any]
+    if network.weight_init.startswith("kaiming"):
+        fill = partial(function, a=0.0 if rectified else network.activation_param)
+    else:
+        kind: Any = "relu" if rectified else {"identity": "linear"}.get(network.activation, network.activation)
+        gain = nn.init.calculate_gain(kind, network.activation_param)
+        fill = partial(function, gain=gain * network.weight_gain_multiplier)
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             fill(module.weight)
@@ -103,13 +103,3 @@ def initialise(net: nn.Module, network: NetworkConfig) -> None:
             module.reset_parameters()
         if isinstance(module, (nn.Conv2d, nn.Linear)) and module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _initialiser(network: NetworkConfig) -> Callable[[Tensor], Any]:
-    function, rectified = getattr(nn.init, f"{network.weight_init}_"), network.activation in ("relu", "elu")
-    if network.weight_init.startswith("kaiming"):
-        return partial(function, a=0.0 if rectified else network.activation_param)
-    kind: Any = "relu" if rectified else {"identity": "linear"}.get(network.activation, network.activation)
-    return partial(
-        function, gain=nn.init.calculate_gain(kind, network.activation_param) * network.weight_gain_multiplier
-    )

@@ -24,9 +24,15 @@ from seamseg.contrib.classification.config import (
     load_classifier_config,
     parse_classifier_config,
 )
-from seamseg.contrib.classification.data import TRAIN, VAL, ClassFolders, class_names, open_train_loader
+from seamseg.contrib.classification.data import (
+    TRAIN,
+    VAL,
+    ClassFolders,
+    class_names,
+    open_train_loader,
+    train_transform,
+)
 from seamseg.contrib.classification.network import Classifier, build_classifier
-from seamseg.contrib.classification.transforms import train_transform
 from seamseg.contrib.classification.validate import open_validator
 from seamseg.data.loader import BatchLoader
 from seamseg.maps.formats.metadata import Metadata
@@ -75,52 +81,45 @@ def trainer_options(config: ClassifierConfig) -> TrainerOptions:
 def classifier_setup(config: ClassifierConfig) -> Setup:
     """Return the training of a classifier."""
     optimizer, channels_last = config.optimizer, config.training.channels_last
+
+    def changes(text: str) -> list[str]:
+        try:
+            old = parse_classifier_config(json.loads(text))
+        except (ValueError, InputError):
+            return []
+        pairs = ((key, attrgetter(key)(old), attrgetter(key)(config)) for key in KEYS)
+        return [f"{key}: {was} -> {now}" for key, was, now in pairs if was != now]
+
+    def open_loader(data: str | Path, world: World) -> BatchLoader:
+        transform = train_transform(config.input, config.training.min_crop_area)
+        dataset = ClassFolders(data, TRAIN, transform, config.training.seed, config.training.upright)
+        dataset.check_classes(config, class_names(data, VAL))
+        return open_train_loader(dataset, config, world)
+
+    def load_weights(net: nn.Module, options: TrainingOptions, metadata: Metadata, log: TextLog) -> None:
+        for name in options.pretrain:
+            report = load_into(net, read_checkpoint(name), strict=False, name=name)
+            if not report.loaded:
+                raise InputError(f"{name}: holds no weights of {config.network.arch}")
+            log.info(f"pre-trained {name}: {report}")
+
+    def write_model(folder: RunFolder, metadata: Metadata) -> None:
+        write_json(folder.path / CLASSIFIER_CONFIG_NAME, config.to_json(), indent=2)
+        write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
+
     return Setup(
         options=trainer_options(config),
         config=json.dumps(config.to_json(), indent=2),
-        changes=partial(_changes, config),
+        changes=changes,
         run_folder=partial(checkpoint_folder, config),
-        open_loader=partial(_open_loader, config),
+        open_loader=open_loader,
         open_validator=lambda data, world: open_validator(data, config, world),
         build=lambda metadata: TrainingModule(Classifier(build_classifier(config), BatchOptions(channels_last))),
-        load_weights=partial(_load_weights, config),
+        load_weights=load_weights,
         build_optimizer=partial(build_optimizer, options=optimizer),
         build_schedule=partial(build_schedule, optimizer.schedule),
-        write_model=partial(_write_model, config),
+        write_model=write_model,
     )
-
-
-def _changes(config: ClassifierConfig, text: str) -> list[str]:
-    """Return each key whose value differs from the configuration in a checkpoint, as `section.key: old -> new`."""
-    try:
-        old = parse_classifier_config(json.loads(text))
-    except (ValueError, InputError):
-        return []
-    pairs = ((key, attrgetter(key)(old), attrgetter(key)(config)) for key in KEYS)
-    return [f"{key}: {was} -> {now}" for key, was, now in pairs if was != now]
-
-
-def _open_loader(config: ClassifierConfig, data: str | Path, world: World) -> BatchLoader:
-    transform = train_transform(config.input, config.training.min_crop_area)
-    dataset = ClassFolders(data, TRAIN, transform, config.training.seed, config.training.upright)
-    dataset.check_classes(config, class_names(data, VAL))
-    return open_train_loader(dataset, config, world)
-
-
-def _load_weights(
-    config: ClassifierConfig, net: nn.Module, options: TrainingOptions, metadata: Metadata, log: TextLog
-) -> None:
-    """Load the weights of checkpoints as far as they fit, for example for other classes."""
-    for specification in options.pretrain:
-        report = load_into(net, read_checkpoint(specification), strict=False, name=specification)
-        if not report.loaded:
-            raise InputError(f"{specification}: holds no weights of {config.network.arch}")
-        log.info(f"pre-trained {specification}: {report}")
-
-
-def _write_model(config: ClassifierConfig, folder: RunFolder, metadata: Metadata) -> None:
-    write_json(folder.path / CLASSIFIER_CONFIG_NAME, config.to_json(), indent=2)
-    write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
 
 
 def build_optimizer(net: nn.Module, options: OptimizerConfig) -> torch.optim.Optimizer:

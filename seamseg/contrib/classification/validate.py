@@ -15,9 +15,15 @@ from torch.nn import functional
 
 from seamseg.contrib.classification.checkpoint import load_checkpoint
 from seamseg.contrib.classification.config import ClassifierConfig, load_classifier_config
-from seamseg.contrib.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
+from seamseg.contrib.classification.data import (
+    TEN_CROPS,
+    VAL,
+    ClassFolders,
+    ImageBatch,
+    open_val_loader,
+    test_transform,
+)
 from seamseg.contrib.classification.network import TOP, correct
-from seamseg.contrib.classification.transforms import TEN_CROPS, test_transform
 from seamseg.maps.evaluation.scores import Scores, numbers_of
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.ops.fused import autocast

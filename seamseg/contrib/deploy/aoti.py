@@ -38,33 +38,36 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     problem = compiler_problem(device)
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
-    needed = requirements(device.type, _used_features(metadata.precision))
+    march, here = _MARCH.get(torch.backends.cpu.get_cpu_capability()), cpu_features()
+    # the instruction sets that the code may contain, beside those of its architecture
+    if march is None or not hasattr(torch._inductor.config.cpp, "march"):
+        march, features = None, here - {ONEDNN_BF16}
+    else:
+        flags = torch._inductor.cpu_vec_isa.pick_vec_isa().build_arch_flags()
+        features = set(re.findall(r"-m(?!arch)([\w-]+)(?!\S)", flags))
+    if metadata.precision == "bf16":
+        features |= {ONEDNN_BF16} & here
+    needed = requirements(device.type, sorted(features))
     stated = replace(metadata, extra={**metadata.extra, "outputs": list(net.output_names), **needed})
+    settings: dict[str, Any] = {
+        # weights become constants that oneDNN packs once
+        "freezing": True,
+        # as many threads as the program has, not as many as the compiler had
+        "cpp.dynamic_threads": True,
+        "cpp.threads": max(available_cores(), 2),
+        "aot_inductor.metadata": package_metadata(stated),
+        **({} if march is None else {"cpp.march": march}),
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
         problem = f"{target}: AOTInductor cannot compile this network"
-        with failures_in_one_line(problem, net, metadata.size is None):
-            compile_program(trace(net, size, metadata.multiple, metadata.sides), made, stated)
+        # gradients switched off: freezing is skipped otherwise
+        with failures_in_one_line(problem, net, metadata.size is None), torch.no_grad():
+            program = trace(net, size, metadata.multiple, metadata.sides)
+            torch._inductor.aoti_compile_and_package(program, package_path=str(made), inductor_configs=settings)
         os.replace(made, target)
-
-
-def _march() -> str | None:
-    """Return the architecture that the compiler is told; None if it is that of this CPU with all it has."""
-    march = _MARCH.get(torch.backends.cpu.get_cpu_capability())
-    return march if hasattr(torch._inductor.config.cpp, "march") else None
-
-
-def _used_features(precision: str) -> list[str]:
-    """Return the instruction sets that the code of a package may contain, beside those of its architecture."""
-    here = cpu_features()
-    if _march() is None:
-        features = here - {ONEDNN_BF16}
-    else:
-        flags = torch._inductor.cpu_vec_isa.pick_vec_isa().build_arch_flags()
-        features = set(re.findall(r"-m(?!arch)([\w-]+)(?!\S)", flags))
-    return sorted(features | ({ONEDNN_BF16} & here if precision == "bf16" else set()))
 
 
 def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
@@ -89,20 +92,3 @@ def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
         **metadata.thresholds,
     }
     return entries | {f"{METADATA_KEY}.{name}": str(value) for name, value in plain.items()}
-
-
-def compile_program(program: torch.export.ExportedProgram, target: Path, metadata: ExportedMetadata) -> None:
-    """Compile an exported program into a package with metadata."""
-    settings: dict[str, Any] = {
-        # weights become constants that oneDNN packs once
-        "freezing": True,
-        # as many threads as the program has, not as many as the compiler had
-        "cpp.dynamic_threads": True,
-        "cpp.threads": max(available_cores(), 2),
-        "aot_inductor.metadata": package_metadata(metadata),
-    }
-    if (march := _march()) is not None:
-        settings["cpp.march"] = march
-    # gradients switched off: freezing is skipped otherwise
-    with torch.no_grad():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs=settings)

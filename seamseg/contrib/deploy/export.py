@@ -17,7 +17,6 @@ from PIL import Image
 
 from seamseg.checkpoints.model_path import is_foreign, local_model
 from seamseg.config import config_from_string
-from seamseg.contrib.deploy.compare import Agreement, compare
 from seamseg.contrib.deploy.network import ExportNet, example_inputs
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.contrib.deploy.source import ExportSource, check_foreign, open_source
@@ -58,6 +57,49 @@ FORMATS = {
 """By the ending of the file."""
 
 _ROUNDS = 5
+_SAME_BOX = 1.0
+"""Detections of a class whose corners differ by at most this many pixels are the same."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Differences of the outputs for one image; None for those that the network does not have.
+
+    Attributes
+    ----------
+    detections : number of detections of the network, of the file, and of both
+    box, score, mask_logit : largest difference of the detections of both: pixels, score, logit
+    equal_pixels : fraction of the pixels whose class is equal
+    probability : largest difference, of 255
+    values : largest difference of logits and features, as a fraction of the largest value of the output
+    maps : largest difference of each map of custom heads, by name
+    """
+
+    detections: tuple[int, int, int] | None = None
+    box: float | None = None
+    score: float | None = None
+    mask_logit: float | None = None
+    equal_pixels: float | None = None
+    probability: int | None = None
+    values: float | None = None
+    maps: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.detections is not None:
+            ours, theirs, both = self.detections
+            parts.append(f"detections {both} of {ours} equal" + (f" ({theirs} in the file)" if theirs != ours else ""))
+        texts = {
+            "box {:.2g} px": self.box,
+            "score {:.2g}": self.score,
+            "mask logit {:.2g}": self.mask_logit,
+            "classes of {:.4g} % of pixels equal": None if self.equal_pixels is None else 100 * self.equal_pixels,
+            "probability {}/255": self.probability,
+            "values {:.2g} of the largest": self.values,
+            **{f"{name} {{:.2g}}": value for name, value in self.maps.items()},
+        }
+        return ", ".join([*parts, *(text.format(value) for text, value in texts.items() if value is not None)])
+
 
 _LEAST_WHOLE = 64
 """Smallest side of a network as a whole, whose strides are not known: a map of one cell would be taken for fixed."""
@@ -97,10 +139,63 @@ class ExportReport:
         return "\n".join(f"{name:{width}}  {text}" for name, text in rows.items())
 
 
+def compare(
+    wanted: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
+    maps: Iterable[str] = (),
+) -> Agreement:
+    """Compare the outputs of network and file for the same inputs, by name; `maps` are further outputs."""
+    if "size" not in inputs or not {"count", "classmap"} & wanted.keys():
+        gaps = {name: np.abs(found[name].astype(np.float64) - values).max() for name, values in wanted.items()}
+        return Agreement(values=max(float(gaps[n]) / max(float(np.abs(v).max()), 1e-12) for n, v in wanted.items()))
+    height, width = (int(side) for side in inputs["size"])
+    gaps = {name: np.abs(wanted[name].astype(np.float64) - found[name])[..., :height, :width] for name in maps}
+    differences: dict[str, Any] = {"maps": {name: float(gap.max()) for name, gap in gaps.items()}}
+    if "classmap" in wanted:
+        ours, theirs = (values["classmap"][:height, :width] for values in (wanted, found))
+        differences["equal_pixels"] = float((ours == theirs).mean())
+    if "probability" in wanted:
+        ours, theirs = (values["probability"][:height, :width].astype(np.int64) for values in (wanted, found))
+        differences["probability"] = int(np.abs(ours - theirs).max())
+    return Agreement(**(_detections(wanted, found) if "count" in wanted else {}), **differences)
+
+
+def _detections(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the differences of detections, each with the nearest one of its class: equal scores may change places."""
+    ours, theirs = int(wanted["count"]), int(found["count"])
+    distance = np.abs(wanted["boxes"][:ours, None] - found["boxes"][None, :theirs]).max(axis=2)
+    distance[wanted["classes"][:ours, None] != found["classes"][None, :theirs]] = np.inf
+    pairs = []
+    for row in range(ours):
+        if theirs and distance[row].min() <= _SAME_BOX:
+            column = int(distance[row].argmin())
+            pairs.append((row, column))
+            distance[:, column] = np.inf
+    rows, columns = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
+    differences: dict[str, Any] = {"detections": (ours, theirs, len(pairs))}
+    for name, key in (("box", "boxes"), ("score", "scores"), ("mask_logit", "mask_logits")):
+        if key in wanted:
+            gaps = np.abs(wanted[key][rows] - found[key][columns])
+            differences[name] = float(gaps.max()) if gaps.size else 0.0
+    return differences
+
+
 def export_model(options: ExportOptions) -> ExportReport:
     """Export a trained model, and compare the file with the network; see :func:`seamseg.export`."""
     model, path = options.model, Path(options.out)
-    chosen = check_target(path, options)
+    chosen = FORMATS.get(path.suffix)
+    if chosen is None:
+        raise InputError(f"{path}: its ending decides the format: {' or '.join(FORMATS)}")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder")
+    refuse_existing(path, options.force)
+    if options.precision not in chosen.precisions:
+        known = ", ".join(chosen.precisions)
+        raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")
+    if options.int8 is not None and path.suffix != ".onnx":
+        raise InputError(f"`int8={options.int8}`: only ONNX files are quantised, not {path.name}")
+    require_packages(*chosen.packages, what=str(path), extra="export")
     found = local_model(model)
     if is_foreign(found):
         check_foreign(found, options)
@@ -114,23 +209,6 @@ def export_model(options: ExportOptions) -> ExportReport:
         if not lacks_memory(error):
             raise
         raise OutOfMemory(f"{path}: not enough memory for this input: choose a smaller `size`") from error
-
-
-def check_target(path: Path, options: ExportOptions) -> Format:
-    """Return the format of a file to write; InputError if it exists, or an option does not fit its format."""
-    chosen = FORMATS.get(path.suffix)
-    if chosen is None:
-        raise InputError(f"{path}: its ending decides the format: {' or '.join(FORMATS)}")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder")
-    refuse_existing(path, options.force)
-    if options.precision not in chosen.precisions:
-        known = ", ".join(chosen.precisions)
-        raise InputError(f"`precision={options.precision}`: {chosen.name} files are exported in {known}")
-    if options.int8 is not None and path.suffix != ".onnx":
-        raise InputError(f"`int8={options.int8}`: only ONNX files are quantised, not {path.name}")
-    require_packages(*chosen.packages, what=str(path), extra="export")
-    return chosen
 
 
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
@@ -149,7 +227,13 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     eager = source.export_net(False) if chosen.standard_ops else net
     # before the work: an image may be unreadable
     compared = _compared_inputs(source, net, size, options, metadata)
-    paths = None if options.int8 is None else _calibration_images(source, options)
+    paths = None
+    if options.int8 is not None:
+        if source.input_size is None:
+            raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
+        split = config_from_string(stated.config, source="the model", exported=True).dataloader.train_set
+        count = 64 if options.calibrate is None else options.calibrate
+        paths = calibration_images(options.int8, stated.metadata, split, count)
     calibrating = "" if paths is None else f", running it on {counted(len(paths), 'image')} to choose the ranges"
     duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
@@ -227,15 +311,6 @@ def _compared_inputs(
             write_synthetic_image(Path(folder, "generated.jpg"), size)
         images = _images(source, paths.values(), metadata)
         return dict(zip(paths, map(metadata.inputs, images)))
-
-
-def _calibration_images(source: ExportSource, options: ExportOptions) -> list[Path]:
-    assert options.int8 is not None
-    if source.input_size is None:
-        raise InputError(f"`int8={options.int8}`: classifiers are not quantised")
-    config = config_from_string(source.metadata.config, source="the model", exported=True)
-    count = 64 if options.calibrate is None else options.calibrate
-    return calibration_images(options.int8, source.metadata.metadata, config.dataloader.train_set, count)
 
 
 def calibration_images(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:

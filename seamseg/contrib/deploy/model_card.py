@@ -82,6 +82,12 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions) -> str:
     """Return the text of a card."""
     from huggingface_hub import EvalResult, ModelCardData
 
+    licence: dict[str, str] = {}
+    # one word, or a few with a version, as CC BY 4.0
+    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*|([a-z0-9-]+ ){1,2}\d\.\d", made.licence, re.IGNORECASE):
+        licence = {"license": made.licence.lower().replace(" ", "-")}
+    elif made.licence:
+        licence = {"license": "other", "license_name": made.licence}
     pipeline = made.task if made.task in _PIPELINES else "image-segmentation"
     scores = {} if options.scores is None else _scores(Path(options.scores), made)
     data: dict[str, Any] = {
@@ -90,7 +96,7 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions) -> str:
         # of `timm:NAME` both words
         "tags": [made.task, *made.network["backbone"].split(":"), "safetensors"],
         "datasets": list(options.datasets) or None,
-        **_licence(made.licence),
+        **licence,
     }
     if scores:
         data["model_name"] = repo.partition("/")[2]
@@ -107,16 +113,6 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions) -> str:
         ]
     header = ModelCardData(**data).to_yaml()
     return f"---\n{header}\n---\n\n{_body(made, repo, scores, options.datasets)}"
-
-
-def _licence(licence: str) -> dict[str, str]:
-    """Return the keys of a licence: an identifier such as `cc-by-4.0`, or the name of another one."""
-    if not licence:
-        return {}
-    # one word, or a few with a version, as CC BY 4.0
-    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*|([a-z0-9-]+ ){1,2}\d\.\d", licence, re.IGNORECASE):
-        return {"license": licence.lower().replace(" ", "-")}
-    return {"license": "other", "license_name": licence}
 
 
 def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
@@ -156,6 +152,13 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float
     if scores:
         rows = ((name, f"{value:.2f}") for name, (_, value) in scores.items())
         stated = f"## Scores\n\nOn {datasets[0]}, in percent.\n\n{_table(('score', 'value'), rows)}\n\n"
+    classes, listed = made.metadata, []
+    for index, name in enumerate(classes.categories):
+        kind = colour = ""  # of a classifier
+        if classes.palette:
+            kind = "thing" if classes.is_thing(index) else "stuff"
+            colour = "#{:02x}{:02x}{:02x}".format(*classes.palette[index])
+        listed.append((str(index), name, kind, colour))
     template = Template(_TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute(
         name=repo.partition("/")[2],
@@ -166,19 +169,9 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float
         use=made.use.format(uri),
         network=_table(("", ""), network.items()),
         scores=stated,
-        classes=_table(("index", "name", "kind", "colour"), _classes(made)),
+        classes=_table(("index", "name", "kind", "colour"), listed),
         licence=made.licence or "No licence of the weights is stated.",
     )
-
-
-def _classes(made: ConvertedModel) -> Iterable[tuple[str, ...]]:
-    classes = made.metadata
-    for index, name in enumerate(classes.categories):
-        if classes.palette:
-            kind = "thing" if classes.is_thing(index) else "stuff"
-            yield str(index), name, kind, "#{:02x}{:02x}{:02x}".format(*classes.palette[index])
-        else:  # of a classifier
-            yield str(index), name, "", ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

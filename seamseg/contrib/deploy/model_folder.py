@@ -24,7 +24,7 @@ from seamseg.checkpoints.model_path import (
     local_model,
 )
 from seamseg.checkpoints.snapshot import network_state, write_weights
-from seamseg.config import Config, config_to_string
+from seamseg.config import config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.inference.images import input_size
@@ -85,7 +85,12 @@ def convert_model(
     classifier = open_classifier(path, options.config)
     made = _network(path, options) if classifier is None else _classifier(path, classifier, options)
     with filling(folder) as scratch:
-        _write(made, scratch)
+        write_weights(scratch / WEIGHTS_NAME, made.weights)
+        for name, text in made.files.items():
+            write_atomically(scratch / name, text.encode())
+        classes = metadata_header(made.metadata) if made.metadata.palette else {"categories": made.metadata.categories}
+        statement = {"format": STATEMENT_FORMAT, "version": __version__, "kind": made.kind, "licence": made.licence}
+        write_json(scratch / CLASSES_NAME, statement | classes, indent=1)
     return made
 
 
@@ -102,15 +107,6 @@ def filling(folder: Path) -> Iterator[Path]:
                 os.replace(file, folder / file.name)
     except OSError as error:
         raise cannot_write(folder, error) from error
-
-
-def _write(made: ConvertedModel, folder: Path) -> None:
-    write_weights(folder / WEIGHTS_NAME, made.weights)
-    for name, text in made.files.items():
-        write_atomically(folder / name, text.encode())
-    classes = metadata_header(made.metadata) if made.metadata.palette else {"categories": made.metadata.categories}
-    statement = {"format": STATEMENT_FORMAT, "version": __version__, "kind": made.kind, "licence": made.licence}
-    write_json(folder / CLASSES_NAME, statement | classes, indent=1)
 
 
 def check_folder(folder: Path, force: bool) -> None:
@@ -131,6 +127,10 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))
+    loading, found = config.dataloader, input_size(config)
+    size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
+    if found.longest_size is not None:
+        size = f"longest side {found.longest_size} pixels"
     return ConvertedModel(
         kind=config.kind,
         task=config.parts_of_kind.task,
@@ -138,19 +138,15 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
         weights=network_state(net),
         licence=options.licence or opened.licence,
         files={CONFIG_NAME: config_to_string(config)},
-        network=network_facts(config),
+        network={
+            "backbone": config.body.body,
+            "input": size,
+            "mean": str(loading.rgb_mean),
+            "std": str(loading.rgb_std),
+        },
         use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {RESULTS[config.kind].__name__}',
         command="seamseg predict {} photos/ out/",
     )
-
-
-def network_facts(config: Config) -> dict[str, str]:
-    """Return the rows of the table of a network in its card."""
-    loading, found = config.dataloader, input_size(config)
-    size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
-    if found.longest_size is not None:
-        size = f"longest side {found.longest_size} pixels"
-    return {"backbone": config.body.body, "input": size, "mean": str(loading.rgb_mean), "std": str(loading.rgb_std)}
 
 
 def _classifier(path: Path, opened: OpenedClassifier, options: ConversionOptions) -> ConvertedModel:

@@ -292,14 +292,6 @@ class QueryExport(ExportNet):
         return found
 
 
-_EXPORTS: tuple[tuple[type[nn.Module], type[ExportNet]], ...] = (
-    (WholeNetwork, WholeExport),
-    (SemanticNet, SemanticExport),
-    (PanopticNet, DetectionExport),
-)
-"""The modules for export by the networks."""
-
-
 def export_net(
     net: nn.Module,
     mean: Sequence[float],
@@ -311,11 +303,17 @@ def export_net(
 
     `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`.
     """
-    make = next((export for network, export in _EXPORTS if isinstance(net, network)), ClassifierExport)
+    make: type[ExportNet] = ClassifierExport
     if hasattr(net, "query_classes"):
         make = QueryExport
     elif part == "dense":
         make = DenseExport
+    elif isinstance(net, WholeNetwork):
+        make = WholeExport
+    elif isinstance(net, SemanticNet):
+        make = SemanticExport
+    elif isinstance(net, PanopticNet):
+        make = DetectionExport
     made = make(net, mean, std, standard_ops)
     # also the constants that were made here
     return made.eval().to(next(net.parameters()).device)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,29 @@ def write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: t
     `size` is `(height, width)` of the example that is traced: that of the metadata, or any that is allowed.
     """
     with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net, metadata.size is None):
-        model = _convert(net, size, metadata)
+        program = trace(net, size, metadata.multiple, metadata.sides)
+        # the exporter prints its steps and warns about what is no problem here
+        silent = quiet_logs("torch.onnx", "onnxscript", "onnx_ir")
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), silent:
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(
+                program,
+                input_names=list(example_inputs(net, size)),
+                output_names=list(net.output_names),
+                opset_version=_OPSET,
+                custom_translation_table=translations(),
+                external_data=False,
+                verbose=False,
+            )
+        assert made is not None
+        # a property that makes a new object each time
+        model = made.model_proto
+        graph = model.graph
+        # what the exporter notes about each node: stack traces with the paths of this machine
+        for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, graph):
+            del part.metadata_props[:]
+            part.doc_string = ""
+        _pool_samples(graph)
     model.producer_name, model.producer_version = "seamseg", metadata.version
     onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
     if (length := model.ByteSize()) >= _MAX_BYTES:
@@ -48,27 +70,6 @@ def write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: t
         onnx.checker.check_model(model, full_check=True)
     with replacing(target) as temporary:
         temporary.write_bytes(model.SerializeToString())
-
-
-def _convert(net: ExportNet, size: tuple[int, int], metadata: ExportedMetadata) -> onnx.ModelProto:
-    """Return a network as an ONNX model, without the metadata."""
-    program = trace(net, size, metadata.multiple, metadata.sides)
-    with _quiet():
-        made = torch.onnx.export(
-            program,
-            input_names=list(example_inputs(net, size)),
-            output_names=list(net.output_names),
-            opset_version=_OPSET,
-            custom_translation_table=translations(),
-            external_data=False,
-            verbose=False,
-        )
-    assert made is not None
-    # a property that makes a new object each time
-    model = made.model_proto
-    _strip(model)
-    _pool_samples(model.graph)
-    return model
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -82,26 +83,6 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ours.abn_transform.default: _abn_transform,
         torch.ops.aten._upsample_nearest_exact2d.vec: _upsample_nearest,
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter, which prints its steps and warns about what is no problem here."""
-    with (
-        warnings.catch_warnings(),
-        redirect_stdout(io.StringIO()),
-        quiet_logs("torch.onnx", "onnxscript", "onnx_ir"),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _strip(model: onnx.ModelProto) -> None:
-    """Remove what the exporter notes about each node: stack traces with the paths of this machine."""
-    graph = model.graph
-    for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, graph):
-        del part.metadata_props[:]
-        part.doc_string = ""
 
 
 def _pool_samples(graph: onnx.GraphProto) -> None:

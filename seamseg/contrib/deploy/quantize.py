@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -134,18 +134,17 @@ def select(model: onnx.ModelProto) -> Selection:
         else:
             continue
         quantised.update(dict.fromkeys((*_activations(node), node.output[0])))
-    return Selection(weighted, unweighted, {name: _slope(users.get(name, [])) for name in quantised})
+    slopes: dict[str, float | None] = {}
+    for name in quantised:
+        # in networks of free size, nodes that measure a map take no values of it
+        readers = [node for node in users.get(name, []) if node.op_type != "Shape"]
+        found = {node.attribute[0].f if node.op_type == "LeakyRelu" else None for node in readers}
+        slopes[name] = found.pop() if len(found) == 1 else None
+    return Selection(weighted, unweighted, slopes)
 
 
 def _activations(node: onnx.NodeProto) -> list[str]:
     return list(node.input) if node.op_type in ("Add", "Concat") else [node.input[0]]
-
-
-def _slope(users: list[onnx.NodeProto]) -> float | None:
-    # in networks of free size, nodes that measure a map take no values of it
-    readers = [node for node in users if node.op_type != "Shape"]
-    slopes = {node.attribute[0].f if node.op_type == "LeakyRelu" else None for node in readers}
-    return slopes.pop() if len(slopes) == 1 else None
 
 
 def replace_upsampling(model: onnx.ModelProto) -> None:
@@ -158,10 +157,15 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = users_of(graph)
     for node in list(graph.node):
-        side = _window(node, weights)
-        if side is None:
+        if node.op_type != "ConvTranspose" or any(name not in weights for name in node.input[1:]):
             continue
-        inputs = weights[node.input[1]].dims[0]
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        (inputs, _, *window), strides = weights[node.input[1]].dims, list(attributes["strides"].ints)
+        side = window[0]
+        padded = any(any(attributes[name].ints) for name in ("pads", "output_padding") if name in attributes)
+        grouped = "group" in attributes and attributes["group"].i != 1
+        if padded or grouped or not [side, side] == window == strides:
+            continue
         kernel = numpy_helper.to_array(weights[node.input[1]])  # I x O x side x side
         weights[node.input[1]].CopyFrom(
             numpy_helper.from_array(
@@ -183,11 +187,9 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
         graph.node.insert(list(graph.node).index(last) + 1, move)
 
 
-def separate_weights(model: onnx.ModelProto) -> None:
+def _separate_weights(graph: onnx.GraphProto) -> None:
     """Give each layer its own weights: ONNX Runtime cannot load shared ones with kernels that do not saturate."""
-    graph = model.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    used: set[str] = set()
+    weights, used = {tensor.name: tensor for tensor in graph.initializer}, set[str]()
     for node in graph.node:
         if node.op_type not in _WEIGHTED or (name := node.input[1]) not in weights:
             continue
@@ -196,18 +198,6 @@ def separate_weights(model: onnx.ModelProto) -> None:
             own.CopyFrom(weights[name])
             own.name = node.input[1] = f"{name}_{node.name}"
         used.add(name)
-
-
-def _window(node: onnx.NodeProto, weights: Mapping[str, Any]) -> int | None:
-    """Return the side of the square windows of a transposed convolution that do not overlap; None if they do."""
-    if node.op_type != "ConvTranspose" or any(name not in weights for name in node.input[1:]):
-        return None
-    attributes = {attribute.name: attribute for attribute in node.attribute}
-    kernel, strides = list(weights[node.input[1]].dims[2:]), list(attributes["strides"].ints)
-    padded = any(any(attributes[name].ints) for name in ("pads", "output_padding") if name in attributes)
-    grouped = "group" in attributes and attributes["group"].i != 1
-    square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel == strides
-    return kernel[0] if square and not padded and not grouped else None
 
 
 def observe(
@@ -256,11 +246,15 @@ def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     replace_upsampling(copy)
-    separate_weights(copy)
+    _separate_weights(copy.graph)
     selection = select(copy)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")
-    ranges = _ranges(observe(copy, selection.slopes, samples), selection)
+    ranges, histograms = {}, observe(copy, selection.slopes, samples)
+    for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
+        if not histogram.counts.any():
+            raise InputError(f"{name} has no range: the network finds no objects in the images: take other or more")
+        ranges[name] = tuple(np.asarray(end, np.float32) for end in histogram.best_range(selection.slopes[name]))
     quantizer = QDQQuantizer(
         copy,
         per_channel=True,
@@ -276,30 +270,16 @@ def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
     quantizer.quantize_model()
     quantizer.model.topological_sort()
     made: onnx.ModelProto = quantizer.model.model
-    _measure_integers(made.graph)
+    # the shapes of int8 maps are taken from them: else engines convert whole maps to float only for their shapes
+    floats = {node.output[0]: node for node in made.graph.node if node.op_type == "DequantizeLinear"}
+    for node in made.graph.node:
+        if node.op_type == "Shape" and node.input[0] in floats:
+            node.input[0] = floats[node.input[0]].input[0]
+    needed = {*users_of(made.graph), *(value.name for value in made.graph.output)}
+    for name, node in floats.items():
+        if name not in needed:
+            made.graph.node.remove(node)
     return made
-
-
-def _measure_integers(graph: onnx.GraphProto) -> None:
-    """Take the shapes of int8 maps from them: else engines convert whole maps to float only for their shapes."""
-    made = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
-    for node in graph.node:
-        if node.op_type == "Shape" and node.input[0] in made:
-            node.input[0] = made[node.input[0]].input[0]
-    users = users_of(graph)
-    outputs = {value.name for value in graph.output}
-    for name, node in made.items():
-        if name not in users and name not in outputs:
-            graph.node.remove(node)
-
-
-def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> dict[str, tuple[np.ndarray, ...]]:
-    ranges = {}
-    for name, histogram in progress(histograms.items(), len(histograms), "ranges"):
-        if not histogram.counts.any():
-            raise InputError(f"{name} has no range: the network finds no objects in the images: take other or more")
-        ranges[name] = tuple(np.asarray(end, np.float32) for end in histogram.best_range(selection.slopes[name]))
-    return ranges
 
 
 def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]]) -> ExportedMetadata:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,6 @@ from seamseg.inference.predictor import OpenedModel, open_for_inference
 from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.maps.predictions import MapFormat
 from seamseg.models.folding import fold_layers
 from seamseg.models.network import Network
 from seamseg.ops.fused import PRECISIONS
@@ -100,7 +99,12 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
         multiple = 32 if net.nms_threshold is None else max(config.fpn.out_strides) * config.rpn.stride
     metadata = _metadata(opened, options, inference, multiple=multiple, with_ids=net.predicts_ids)
     if options.part == "all":
-        metadata = _with_maps(metadata, net.map_formats, opened.reference)
+        # with the sizes of an input of scale 1 if a map has distances
+        scale_1 = opened.reference
+        sides = (None, None) if scale_1 is None else (scale_1.shortest_size, scale_1.longest_max_size)
+        has_distances = any(spec.values == "divide" for spec in net.map_formats.values())
+        stated_sides = sides if has_distances and None not in sides else None
+        metadata = replace(metadata, maps=net.map_formats, reference=cast("tuple[int, int] | None", stated_sides))
     return ExportSource(net, metadata, default_size(size), size)
 
 
@@ -138,16 +142,6 @@ def _check(net: Network, config: Config, options: ExportOptions) -> None:
                 raise InputError(f"head {name} is not quantised by `int8={options.int8}`: {remedy}")
             if not head.exportable:
                 raise InputError(f"head {name} cannot be exported: leave out its file of `components`")
-
-
-def _with_maps(
-    metadata: ExportedMetadata, maps: Mapping[str, MapFormat], reference: InputSize | None
-) -> ExportedMetadata:
-    """Return metadata with output maps, and with the sizes of an input of scale 1 if one has distances."""
-    sides = (None, None) if reference is None else (reference.shortest_size, reference.longest_max_size)
-    has_distances = any(spec.values == "divide" for spec in maps.values())
-    stated = sides if has_distances and None not in sides else None
-    return replace(metadata, maps=maps, reference=cast("tuple[int, int] | None", stated))
 
 
 def _of_classifier(opened: OpenedClassifier, options: ExportOptions) -> ExportSource:

@@ -30,10 +30,7 @@ Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class OnnxSession:
-    """An opened ONNX file.
-
-    `run` is a :data:`Run`; `outputs` are the names of the outputs of the graph.
-    """
+    """An opened ONNX file; `outputs` are the names of the outputs of the graph."""
 
     uses_torch = False
 
@@ -53,10 +50,6 @@ def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
         return _open_openvino(path, part or "CPU")
     if device not in ("auto", "cpu"):
         raise InputError(f"`device={device}`: ONNX files run on the CPU, or on {OPENVINO}[:DEVICE]")
-    return _open_onnxruntime(path)
-
-
-def _open_onnxruntime(path: Path) -> OnnxSession:
     try:
         import onnxruntime
     except ImportError as error:

@@ -106,12 +106,24 @@ class TorchvisionModel:
         self.kind = KINDS[self._network]
         self._device = choose_device(device)
         self._dtype = choose_precision(options.precision, self._device)
-        self._models, self._published = _library(self.name, self._network)
-        self._state = self._download() if file is None else unwrapped(load_tensors(file, str(file)), str(file))
+        try:
+            models = importlib.import_module("torchvision.models")
+            self._models, published = models.detection, models.get_model_weights(self._network).DEFAULT
+        except (ImportError, RuntimeError) as error:
+            raise InputError(f"{self.name}: torchvision cannot be imported ({one_line(error)[:200]})") from None
+        try:
+            with redirect_stdout(sys.stderr):  # torchvision prints the address
+                state = published.get_state_dict(progress=False, check_hash=True) if file is None else {}
+        except (OSError, RuntimeError) as error:
+            raise SeamsegError(
+                f"{self.name}: torchvision cannot download its weights ({one_line(error)[:200]}): name a file, "
+                f"{TORCHVISION}{self._network}?weights=FILE"
+            ) from None
+        self._state: Mapping[str, Any] = state if file is None else unwrapped(load_tensors(file, str(file)), str(file))
         last = self._state.get(_LAST_LAYER)
         if not isinstance(last, Tensor):
             raise InputError(f"{self.name}: the weights are not those of a {self._network}: {_LAST_LAYER} is missing")
-        self.metadata, self._classes = self._identify(len(last), meta)
+        self.metadata, self._classes = self._identify(published.meta["categories"], len(last), meta)
         shortest, longest = DEFAULT_SIZE
         keys = {"dataloader.shortest_size": shortest, "dataloader.longest_max_size": longest}
         self.config = neutral_config(self.kind, keys, self.name, options)
@@ -133,20 +145,8 @@ class TorchvisionModel:
         normalise = Normalise(loading.rgb_mean, loading.rgb_std)
         return TorchvisionNetwork(net.eval(), self.kind, self._classes, normalise, self._device, self._dtype)
 
-    def _download(self) -> Mapping[str, Any]:
-        try:
-            with redirect_stdout(sys.stderr):  # torchvision prints the address
-                state: Mapping[str, Any] = self._published.get_state_dict(progress=False, check_hash=True)
-            return state
-        except (OSError, RuntimeError) as error:
-            raise SeamsegError(
-                f"{self.name}: torchvision cannot download its weights ({one_line(error)[:200]}): name a file, "
-                f"{TORCHVISION}{self._network}?weights=FILE"
-            ) from None
-
-    def _identify(self, count: int, meta: str | Path | None) -> tuple[Metadata, np.ndarray]:
+    def _identify(self, names: Sequence[str], count: int, meta: str | Path | None) -> tuple[Metadata, np.ndarray]:
         """Return the classes, and the class of each of the labels 0 (background), 1, ..."""
-        names = self._published.meta["categories"]
         if meta is None and count == len(names):
             return identify_things(names)
         labels = f"the weights have the labels 1 to {count - 1}"
@@ -158,11 +158,3 @@ class TorchvisionModel:
         classes = np.full(count, -1)
         classes[metadata.original_ids] = np.arange(count - 1)
         return metadata, classes
-
-
-def _library(name: str, network: str) -> tuple[Any, Any]:
-    try:
-        models = importlib.import_module("torchvision.models")
-        return models.detection, models.get_model_weights(network).DEFAULT
-    except (ImportError, RuntimeError) as error:
-        raise InputError(f"{name}: torchvision cannot be imported ({one_line(error)[:200]})") from None

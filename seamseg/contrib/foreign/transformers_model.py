@@ -1,10 +1,15 @@
-"""A panoptic network of transformers for a predictor; its maps follow its paper, not its processor."""
+"""A panoptic network of transformers for a predictor; its maps follow its paper, not its processor.
+
+It is built from its folder: configuration, weights, tokens of its task; never remote code.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +19,27 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.checkpoints.model_path import CARD_NAME, TRANSFORMERS_CONFIG_NAME, read_object, read_processor
+from seamseg.checkpoints.model_path import (
+    CARD_NAME,
+    TRANSFORMERS_CONFIG_NAME,
+    read_object,
+    read_processor,
+    transformers_weights,
+)
+from seamseg.checkpoints.snapshot import load_tensors, read_weights
 from seamseg.config import Config
 from seamseg.contrib.foreign.class_lists import NetworkClasses, identify
 from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
 from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
 from seamseg.contrib.foreign.queries import prediction_of_queries
-from seamseg.contrib.foreign.transformers_loading import load_network, task_tokens
 from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.folding import choose_precision
 from seamseg.utils.distributed import choose_device, is_main_process
-from seamseg.utils.errors import InputError, SeamsegError, did_you_mean
-from seamseg.utils.output import echo
+from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, one_line
+from seamseg.utils.output import echo, without_message
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
@@ -194,17 +205,35 @@ class TransformersModel:
         content = read_object(self._folder / TRANSFORMERS_CONFIG_NAME)
         self._processor = read_processor(self._folder)
         self.family = family_of(content, self._processor, self.name)
-        _warn_of_other_task(self._folder)
+        path = self._folder.absolute()
+        name = path.parents[1].name if path.parent.name == "snapshots" else path.name  # of the hub's cache
+        found = None if "panoptic" in name else _OTHER_TASK.search(name)
+        # its configuration does not state for which task it was trained
+        if found and is_main_process():
+            task = f"is for {found[1]} segmentation by the name {name!r:.80}"
+            echo(f"seamseg: warning: {path}: {task}: its panoptic maps will be poor", file=sys.stderr)
         self.side = square_side(content, self.name) if self.family.square else None
         self._task_length = content.get("task_seq_len", 77)
         self._classes = identify(column_names(content, self.name), self.name, meta)
         self.metadata = self._classes.metadata
         self.config = self._config(options)
-        self.licence = _licence(self._folder)
+        card = self._folder / CARD_NAME
+        text = ""
+        if card.is_file():
+            with open(card, "rb") as file:
+                text = file.read(1 << 16).decode(errors="replace")
+        stated = re.match(r"---\n(?:(?!---).*\n)*?license:(.*)\n", text)
+        self.licence = stated[1].strip(" '\"") if stated else ""
 
     def _config(self, options: InferenceOptions) -> Config:
         data_set = self._classes.data_set
-        shortest, longest = SIZES[data_set] if data_set else _stored_size(self._processor)
+        shortest, longest = SIZES.get(data_set, DEFAULT_SIZE)
+        size = self._processor.get("size")
+        if not data_set and isinstance(size, Mapping):
+            # never a fixed `384 x 384`
+            sides: tuple[Any, Any] = (size.get("shortest_edge"), size.get("longest_edge"))
+            if all(isinstance(side, int) and side > 0 for side in sides):
+                shortest, longest = sides
         keys: dict[str, object] = {
             "general.score_threshold": self.family.score_threshold_of(data_set),
             "general.overlap_threshold": OVERLAP_THRESHOLD,
@@ -233,6 +262,129 @@ class TransformersModel:
         )
 
 
+_OF_LOSSES = "criterion."
+"""Prefix of the tensors that only the training uses."""
+
+
+def load_network(folder: Path, family: Family) -> nn.Module:
+    """Build a network and load its weights, on the CPU in float32."""
+    with quiet() as transformers:
+        model_class = getattr(transformers, family.model_class)
+        content = read_object(folder / TRANSFORMERS_CONFIG_NAME)
+        config = built_by(f"{folder / TRANSFORMERS_CONFIG_NAME}", lambda: model_class.config_class.from_dict(content))
+        make_plain(config)
+        state: dict[str, Tensor] = {}
+        for file in transformers_weights(folder):
+            # pickles through `torch.load(weights_only=True)`
+            read = read_weights if file.suffix == ".safetensors" else load_tensors
+            state.update(read(file, str(file)))
+        net, report = built_by(
+            str(folder),
+            lambda: model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # its own error shows none of them
+                output_loading_info=True,
+            ),
+        )
+    if report["mismatched_keys"]:
+        key, held, wanted = min((key, tuple(held), tuple(wanted)) for key, held, wanted in report["mismatched_keys"])
+        raise InputError(
+            f"{folder}: {key} of the weights has the shape {held}, by the configuration it is {wanted}: is it the "
+            "configuration of another network?"
+        )
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(_OF_LOSSES))
+    if missing:
+        raise InputError(
+            f"{folder}: the weights lack {len(missing)} tensors of a {family.model_class}, such as {missing[0]}: they "
+            "are those of another network, or incomplete"
+        )
+    built: nn.Module = net.eval()
+    return built
+
+
+def task_tokens(folder: Path, task: str, length: int) -> Tensor:
+    """Return the token ids of a task, `1 x length`, zero after the text."""
+    with quiet() as transformers:
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+            raise InputError(
+                f"{folder}: holds no tokenizer (tokenizer.json, or vocab.json and merges.txt), which its network needs "
+                "for the text of its task"
+            )
+        tokenizer = built_by(
+            f"{folder}: tokenizer",
+            lambda: transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            ),
+        )
+        ids = tokenizer(task, truncation=True, max_length=length)["input_ids"]
+    return torch.tensor([ids + [0] * (length - len(ids))])
+
+
+def make_plain(config: Any) -> None:
+    """Change what would need a download, or other inputs, at inference."""
+    parts: list[Any] = [config, getattr(config, "backbone_config", None)]
+    for part in parts:
+        if getattr(part, "use_pretrained_backbone", False):
+            part.use_pretrained_backbone = False
+    if getattr(config, "is_training", False):
+        config.is_training = False
+
+
+def built_by(name: str, make: Any) -> Any:
+    """Return what a function of transformers returns; InputError, about `name`, for any of its errors."""
+    try:
+        return make()
+    except ImportError as error:
+        package = "timm" if "timm" in str(error) else "transformers"
+        raise InputError(
+            f"{name}: needs a package that is not installed ({one_line(error)[:160]}): pip install 'seamseg[{package}]'"
+        ) from None
+    except (SeamsegError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the library raises nearly any for a wrong configuration or weights
+        reason = f"unknown {error}" if isinstance(error, KeyError) else one_line(error)[:300]
+        if _is_of_the_hub(error):
+            reason = "it names a backbone that is not in the folder, which is not downloaded"
+        raise InputError(f"{name}: transformers refuses it: {reason}") from error
+
+
+def _is_of_the_hub(error: BaseException | None) -> bool:
+    """Return whether the cause of an error is a file that is missing locally and would be downloaded."""
+    if error is None:
+        return False
+    own = type(error).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+    return own or _is_of_the_hub(error.__cause__ or error.__context__)
+
+
+@contextmanager
+def quiet() -> Iterator[Any]:
+    """Yield the module transformers, without its messages and progress bars: our own errors replace them.
+
+    It is offline: a configuration may name a backbone that it would look for on the hub.
+    """
+    with without_message("torch.utils._pytree", "is an Enum subclass"):  # of torchao, which it imports
+        try:
+            transformers = importlib.import_module("transformers")
+            hub: Any = importlib.import_module("huggingface_hub.constants")
+        except (ImportError, RuntimeError) as error:
+            raise InputError(f"transformers cannot be imported ({one_line(error)[:200]})") from None
+        logging = transformers.logging
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity(logging.CRITICAL)
+        logging.disable_progress_bar()
+        offline, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+        try:
+            yield transformers
+        finally:
+            hub.HF_HUB_OFFLINE = offline
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
+
+
 def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: str) -> Family:
     """Return the family of a network; InputError if it is none, or does not make panoptic maps."""
     if "auto_map" in content or "auto_map" in processor:
@@ -248,16 +400,6 @@ def family_of(content: Mapping[str, Any], processor: Mapping[str, Any], name: st
     if family.square and processor.get("do_split_image"):
         raise InputError(f"{name}: was trained for semantic segmentation (do_split_image), it makes no panoptic maps")
     return family
-
-
-def _warn_of_other_task(folder: Path) -> None:
-    """Print a line if a network was trained for another task by its name; its configuration does not state that."""
-    path = folder.absolute()
-    name = path.parents[1].name if path.parent.name == "snapshots" else path.name  # of the hub's cache
-    found = None if "panoptic" in name else _OTHER_TASK.search(name)
-    if found and is_main_process():
-        task = f"is for {found[1]} segmentation by the name {name!r:.80}"
-        echo(f"seamseg: warning: {folder}: {task}: its panoptic maps will be poor", file=sys.stderr)
 
 
 def column_names(content: Mapping[str, Any], name: str) -> list[str]:
@@ -278,24 +420,6 @@ def square_side(content: Mapping[str, Any], name: str) -> int:
     if len(set(map(str, sides))) != 1 or not isinstance(sides[0], int):
         raise InputError(f"{name}: image_size is {value!s:.40}, not the side of a square")
     return sides[0]
-
-
-def _stored_size(processor: Mapping[str, Any]) -> tuple[int, int]:
-    """Return shortest and longest side as stored for a network of unknown classes; never a fixed `384 x 384`."""
-    size = processor.get("size")
-    sides = (size.get("shortest_edge"), size.get("longest_edge")) if isinstance(size, Mapping) else (None, None)
-    return sides if all(isinstance(side, int) and side > 0 for side in sides) else DEFAULT_SIZE  # type: ignore[return-value]
-
-
-def _licence(folder: Path) -> str:
-    try:
-        with open(folder / CARD_NAME, "rb") as file:
-            head, _, rest = file.read(1 << 16).decode(errors="replace").partition("\n")
-    except OSError:
-        return ""
-    header = rest.partition("\n---")[0] if head == "---" else ""
-    found = re.search(r"^license:(.*)$", header, re.MULTILINE)
-    return found[1].strip(" '\"") if found else ""
 
 
 def _shown(size: Sequence[int]) -> str:

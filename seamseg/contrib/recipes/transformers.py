@@ -20,8 +20,16 @@ from seamseg.checkpoints.model_path import TRANSFORMERS_CONFIG_NAME, is_transfor
 from seamseg.components import Network, NetworkContext, key, network
 from seamseg.contrib.foreign.class_lists import ClassNames, NetworkClasses
 from seamseg.contrib.foreign.families import OVERLAP_THRESHOLD, Family
-from seamseg.contrib.foreign.transformers_loading import built_by, load_network, make_plain, quiet
-from seamseg.contrib.foreign.transformers_model import TransformersNetwork, column_names, family_of, square_side
+from seamseg.contrib.foreign.transformers_model import (
+    TransformersNetwork,
+    built_by,
+    column_names,
+    family_of,
+    load_network,
+    make_plain,
+    quiet,
+    square_side,
+)
 from seamseg.data.transforms import Normalise
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID

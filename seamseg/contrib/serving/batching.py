@@ -99,7 +99,9 @@ class Batcher:
         while True:
             jobs = [job for job in self._jobs if not job.future.cancelled()]
             if jobs:
-                batch = [job for job in jobs if job.pixels.shape == jobs[0].pixels.shape][: self._most(jobs[0])]
+                shape = jobs[0].pixels.shape
+                tiled = self._predictor.tiling.side_for((shape[0], shape[1])) is not None
+                batch = [job for job in jobs if job.pixels.shape == shape][: 1 if tiled else self._batch_size]
                 taken = set(map(id, batch))
                 self._jobs = [job for job in jobs if id(job) not in taken]
                 # for a thread that slept when they arrived
@@ -110,11 +112,6 @@ class Batcher:
             if self._closing:
                 return None
             self._changed.wait()
-
-    def _most(self, job: _Job) -> int:
-        """Return the largest size of a batch with an image."""
-        height, width = job.pixels.shape[:2]
-        return self._batch_size if self._predictor.tiling.side_for((height, width)) is None else 1
 
     def _compute(self, batch: Sequence[_Job]) -> None:
         self._on_batch(len(batch))

@@ -48,13 +48,22 @@ def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
     with bind(options.host, options.port) as bound:
         # outside the thread: Ctrl-C ends a download at once
         path = local_model(options.model)
+
+        def opened() -> Predictor[Any]:
+            given = (path, options.device, options.config, options.meta, options)
+            predictor = build_predictor(open_for_inference(*given), options)
+            # a device that fails ends the server, and the first request does not wait
+            predictor.predict(Image.new("RGB", (640, 480)), keep_image=False)
+            return predictor
+
         # in a thread that ends, with its OpenMP threads: one of the service runs the network, and with more OpenMP
         # threads than cores none spins between operators (docs/reference/performance.md)
-        given = (path, options.device, options.config, options.meta, options)
         with ThreadPoolExecutor(1) as pool:
-            predictor = pool.submit(lambda: _warmed_up(build_predictor(open_for_inference(*given), options))).result()
+            predictor = pool.submit(opened).result()
         service = Service(predictor, Path(options.model).name, options, debug)
-        line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
+        name, port = bound.getsockname()[:2]
+        name = f"[{name}]" if ":" in name else name
+        line = f"serving {service.name} ({predictor.kind}, {predictor.network.device}) at http://{name}:{port}"
         app = build_app(service, accepted_hosts(bound))
         server = AppServer(app, lambda: echo(line, flush=True), options.timeout)
         try:
@@ -66,12 +75,6 @@ def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
             with suppress(KeyboardInterrupt):
                 closing.join(0.1 if server.force_exit else 2)
     return ServerEnd(service.cut_off, closing.is_alive())
-
-
-def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
-    """Run the network once: a device that fails ends the server, and the first request does not wait."""
-    predictor.predict(Image.new("RGB", (640, 480)), keep_image=False)
-    return predictor
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -98,12 +101,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _cannot_listen(host: str, port: int, error: OSError) -> SeamsegError:
     return SeamsegError(f"{host}:{port}: cannot listen: {error.strerror or error}; choose another `port`")
-
-
-def address_of(bound: socket.socket) -> str:
-    """Return the URL of a bound socket."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def accepted_hosts(bound: socket.socket) -> Sequence[str]:

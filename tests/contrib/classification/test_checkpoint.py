@@ -90,9 +90,7 @@ def test_another_network_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "f.pth.tar", other)
 
 
-def test_other_values_and_releases_are_refused(
-    trained: Path, config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_values_and_releases_are_refused(trained, config, tmp_path, monkeypatch):
     path = tmp_path / "f.pth.tar"
     as_of_the_original(trained / "run" / "checkpoint.pth.tar", path)
     load_checkpoint(path, config)
@@ -116,14 +114,11 @@ def test_other_values_and_releases_are_refused(
     [
         ({"arch": "resnet50"}, "is a checkpoint of resnet50, but .*c.json describes resnext50"),
         ({"state_dict": {}}, "not a checkpoint of a classifier"),
-        ({"state_dict": [1]}, "not a checkpoint of a classifier"),
         ({"state_dict": {"module.classifier.fc.weight": torch.zeros(5, 8)}}, "has 5 classes, but .*classes = 3"),
         ({"state_dict": {"module.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)}}, "70 tensors differ, first body.mod2"),
     ],
 )
-def test_files_that_are_refused(
-    trained: Path, config: ClassifierConfig, tmp_path: Path, changes: dict, message: str
-) -> None:
+def test_files_that_are_refused(trained, config, tmp_path, changes, message):
     path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar", **changes)
     with pytest.raises(InputError, match=message) as caught:
         load_checkpoint(path, config)
@@ -131,14 +126,8 @@ def test_files_that_are_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer": None}, "has no optimizer state"),
-    ],
-)
-def test_files_that_cannot_be_resumed(trained: Path, tmp_path: Path, changes: dict, message: str) -> None:
-    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar", **changes)
-    with pytest.raises(InputError, match=message):
+def test_files_that_cannot_be_resumed(trained: Path, tmp_path: Path) -> None:
+    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar", optimizer=None)
+    with pytest.raises(InputError, match="has no optimizer state"):
         train(trained / "c.json", trained / "data", tmp_path / "run", resume=path)
     assert not (tmp_path / "run").exists(), "nothing is left behind"

@@ -29,9 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_train_and_validate(
-    folder: Path, tmp_path: Path, seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_and_validate(folder, tmp_path, seamseg_main, capsys):
     run, one = tmp_path / "run", ("--set", "optimizer.schedule.epochs=1", "--device", "cpu", "--quiet")
     assert seamseg_main("classify", "train", folder / "c.json", folder / "data", "--log-dir", run, *one) == 0
     line = re.compile(r"9 images in [\d.]+ s, [\d.]+ images/s, loss [\d.]+\n \* Prec@1 \d+\.\d{3} Prec@5 100\.000\n")

@@ -42,7 +42,6 @@ def test_names_before_release_1() -> None:
     [
         ({"netwrk": {}}, "unknown key netwrk is ignored; did you mean 'network'?"),
         ({"optimizer": {"schedule": {"epoch": 1}}}, "unknown key optimizer.schedule.epoch .*did you mean 'epochs'"),
-        ({"input": {"zzz": 1}}, "unknown key input.zzz is ignored$"),
     ],
 )
 def test_unknown_keys_are_warned_of(content: dict, message: str) -> None:
@@ -56,15 +55,12 @@ def test_unknown_keys_are_warned_of(content: dict, message: str) -> None:
         ([], "must be an object"),
         ({"network": 3}, "network must be an object with keys, not 3"),
         ({"network": {"classes": "five"}}, 'network.classes = "five": expected a whole number'),
-        ({"network": {"activation": "gelu"}}, "expected one of relu, leaky_relu, elu, identity"),
         ({"optimizer": {"learning_rate": True}}, "optimizer.learning_rate = true: expected a number"),
-        ({"optimizer": {"classifier_lr": -2}}, "expected at least -1"),
         ({"optimizer": {"schedule": {"type": "step"}}}, "a step schedule needs step_size"),
         ({"optimizer": {"schedule": {"type": "linear", "params": {"alpha": 1}}}}, "a linear schedule needs beta"),
         ({"optimizer": {"schedule": {"params": {"gamma": 1}}}}, "a constant schedule has no gamma"),
         ({"optimizer": {"schedule": {"type": "multistep", "params": {"milestones": 3}}}}, "milestones = 3: expected a"),
         ({"input": {"mean": [1, 2]}}, r"input.mean = \[1, 2\]: expected 3 values"),
-        ({"input": {"scale_val": -2}}, "expected a value from -1 to 16384"),
     ],
 )
 def test_wrong_values(content: object, message: str) -> None:
@@ -90,7 +86,6 @@ def test_overrides() -> None:
     [
         ("network.clases=3", "unknown key: write section.key=value; did you mean 'network.classes'"),
         ("network.classes", "write section.key=value"),
-        ("network.classes=many", "`overrides=network.classes=many`: expected a whole number"),
         ("network.dilation=x", "expected a number or a list"),
     ],
 )

@@ -1,22 +1,38 @@
-"""Class folders: what is read, and errors that name the file."""
+"""Class folders: what is read, and errors that name the file; transforms give the numbers of the original."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from support.classes import make_class_folders
+from support.golden_backbones import sample_positions
+from support.golden_files import DATA, array, has, tensor
+from torchvision.transforms import v2
 
-from seamseg.contrib.classification.config import parse_classifier_config
-from seamseg.contrib.classification.data import ClassFolders, class_names, open_train_loader, open_val_loader
-from seamseg.contrib.classification.transforms import to_float
-from seamseg.data.loader import index_sampler
+from seamseg.contrib.classification.config import InputConfig, load_classifier_config
+from seamseg.contrib.classification.data import (
+    TEN_CROPS,
+    ClassFolders,
+    class_names,
+    color_jitter,
+    lighting,
+    test_transform,
+    to_float,
+    train_transform,
+)
+from seamseg.data.input_size import InputSize
 from seamseg.data.samplers import SampleIndex
-from seamseg.utils.distributed import World
+from seamseg.inference.images import network_input
 from seamseg.utils.errors import InputError
+
+test_transform.__test__ = False  # type: ignore[attr-defined]
 
 
 def noise(image: Image.Image) -> torch.Tensor:
@@ -55,7 +71,6 @@ def test_random_numbers_depend_on_seed_epoch_and_image_alone(root: Path) -> None
 
 
 def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:
-    """Others are in `test_cli.py`."""
     (root / "train" / "text").mkdir()
     (root / "train" / "text" / "a.txt").write_text("no image")
     with pytest.raises(InputError, match=r"data/train: 1 of 4 class folders hold no images: text$"):
@@ -65,22 +80,80 @@ def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:
         ClassFolders(tmp_path / "flat", "train", to_float)
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_every_validation_image_is_read_once(root: Path, world: int) -> None:
-    dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))
-    read = [name for rank in range(world) for b in open_val_loader(dataset, 2, 0, World(rank, world)) for name in b.ids]
-    assert sorted(read) == sorted(f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(3))
+def seed(number: int) -> None:
+    random.seed(number)
+    torch.manual_seed(number)
 
 
-def test_training_batches_are_shuffled_and_divided(root: Path) -> None:
-    config = parse_classifier_config({"optimizer": {"batch_size": 8}, "training": {"num_workers": 0}})
-    dataset = ClassFolders(root, "train", lambda image: torch.zeros(1))
-    loaders, orders = [open_train_loader(dataset, config, World(rank, 2)) for rank in (0, 1)], []
-    for epoch in (0, 1):
-        for loader in loaders:
-            index_sampler(loader).set_epoch(epoch)
-        batches = [batch.ids for loader in loaders for batch in loader]
-        assert {len(b) for b in batches} == {4}
-        orders.append([name for batch in batches for name in batch])
-        assert set(orders[epoch]) == {f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(4)}
-    assert orders[0] != orders[1]
+@pytest.mark.parametrize(("change", "name"), [(color_jitter, "jitter"), (lighting, "lighting")])
+def test_colours(change, name):
+    for number in range(6):
+        seed(number)
+        changed = change(tensor("classifier", "tf/img"))
+        torch.testing.assert_close(changed, tensor("classifier", f"{name}/{number}/out"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [0, 3])  # of the others the picture is not stored
+def test_the_whole_training_transform(number: int) -> None:
+    options = load_classifier_config("resnext101_ipabn_lr_512", ["input.crop_train=96"]).input
+    seed(number)
+    image = train_transform(options)(Image.open(DATA / "flower.png").convert("RGB"))
+    name = f"train_transform/{number}"
+    assert has("classifier", f"{name}/val")
+    stats = [image.mean(), image.std(unbiased=False), image.abs().max()]
+    np.testing.assert_allclose(stats, array("classifier", f"{name}/stats"), rtol=1e-5)
+    sampled = image.flatten()[sample_positions(name, image.numel(), 64)]
+    np.testing.assert_allclose(sampled, array("classifier", f"{name}/val"), rtol=0, atol=1e-5)
+
+
+def test_the_test_transform_and_its_ten_crops() -> None:
+    flower = Image.open(DATA / "flower.png").convert("RGB")
+    options = InputConfig(scale_val=128, crop_val=112)
+    plain = test_transform(options)(flower)
+    pixels = array("backbones", "input_crop_u8")[0]
+    mean, std = (np.array(v, np.float32) for v in (options.mean, options.std))
+    expected = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+    np.testing.assert_allclose(plain.permute(1, 2, 0), expected, rtol=0, atol=1e-6)
+
+    crops = test_transform(options, ten_crops=True)(flower)
+    assert crops.shape == (TEN_CROPS, 3, 112, 112)
+    assert torch.equal(crops[4], plain)
+    odd = picture(640, 428)
+    of_torchvision = v2.TenCrop(224)(v2.Resize(256)(odd))
+    made = test_transform(InputConfig(mean=(0, 0, 0), std=(1, 1, 1)), ten_crops=True)(odd)
+    assert torch.equal(made, torch.stack([to_float(crop) for crop in of_torchvision]))
+
+
+def picture(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@settings(max_examples=150, deadline=None)
+@example(107, 160, 64, 64)  # a crop as large as the resized image
+@example(640, 428, 256, 224)  # resized to 382 x 256, not 382 x 255
+@example(21, 25, -1, 28)  # 7 and 3 pixels are missing
+@example(17, 40, -1, 28)  # 11 are missing, 12 too many
+@given(st.integers(1, 90), st.integers(1, 90), st.just(-1) | st.integers(1, 90), st.integers(1, 60))
+def test_pixels_are_those_of_torchvision(width: int, height: int, scale: int, crop: int) -> None:
+    image = picture(width, height)
+    steps = [v2.Resize(scale)] if scale != -1 else []
+    wanted = v2.Compose([*steps, v2.CenterCrop(crop)])(image)
+    size = InputSize(None if scale == -1 else scale, crop=(crop, crop))
+    assert size.of((height, width)) == (crop, crop)
+    assert np.array_equal(network_input(image, size), np.asarray(wanted))
+    if scale == -1 or crop <= scale:
+        options = InputConfig(scale_val=scale, crop_val=crop)
+        whole = v2.Compose([*steps, v2.CenterCrop(crop), to_float, v2.Normalize(options.mean, options.std)])
+        assert torch.equal(test_transform(options)(image), whole(image))
+
+
+def test_sizes() -> None:
+    image = Image.new("RGB", (60, 40), (255, 0, 0))
+    options = InputConfig(scale_train=50, crop_train=24, scale_val=-1, crop_val=40)
+    assert train_transform(options)(image).shape == (3, 24, 24)
+    assert test_transform(options)(image).shape == (3, 40, 40)
+    with pytest.raises(InputError, match="does not fit"):
+        test_transform(InputConfig(scale_val=32, crop_val=40))
+    image = picture(64, 64)
+    whole = train_transform(InputConfig(crop_train=64), min_crop_area=1.0)
+    assert len({float(whole(image).sum()) for _ in range(8)}) < 8, "only flips and a few aspect ratios are left"

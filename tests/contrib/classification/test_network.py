@@ -12,15 +12,14 @@ from PIL import Image
 from support.golden_backbones import golden_state, stored
 from support.golden_files import DATA, array
 from torch import nn
-from torch.nn import functional
 from torchvision.transforms import v2
 
 import seamseg
 from seamseg.contrib.classification.config import InputConfig, NetworkConfig, parse_classifier_config
 from seamseg.contrib.classification.data import ImageBatch
+from seamseg.contrib.classification.data import test_transform as validation_transform
 from seamseg.contrib.classification.network import Classifier, build_classifier, correct, initialise
 from seamseg.contrib.classification.train import build_optimizer, build_schedule, trainer_options
-from seamseg.contrib.classification.transforms import test_transform as validation_transform
 from seamseg.models.network import TrainingModule
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
@@ -124,19 +123,6 @@ def test_correct_images() -> None:
     assert correct(logits, torch.tensor([1, 5])).tolist() == [[True, False], [True, False]]
     assert correct(logits, torch.tensor([2, 4])).tolist() == [[False, False], [True, True]]
     assert correct(logits[:, :3], torch.tensor([0, 2])).tolist() == [[False, False], [True, True]]
-
-
-def test_the_loss_of_a_batch() -> None:
-    config = {**RESNET18["network"], "classes": 6}
-    module = TrainingModule(Classifier(build_classifier(parse_classifier_config({"network": config}))))
-    batch = ImageBatch(torch.randn(2, 3, 32, 32), torch.tensor([1, 5]), ["a", "b"])
-    module.eval()
-    losses = module(batch)
-    logits = module.net(batch.images)
-    torch.testing.assert_close(losses.means["loss"], functional.cross_entropy(logits, batch.labels))
-    assert (list(losses.means), list(losses.metrics)) == (["loss"], ["top1", "top5"])
-    assert losses.metrics["top1"] in (0, 50, 100)
-    assert losses.counts["loss"] == 2
 
 
 def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) -> None:

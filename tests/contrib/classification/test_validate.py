@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from seamseg.contrib.classification.config import InputConfig, load_classifier_config
 from seamseg.contrib.classification.data import ClassFolders
+from seamseg.contrib.classification.data import test_transform as validation_transform
 from seamseg.contrib.classification.network import Classifier, build_classifier
-from seamseg.contrib.classification.transforms import test_transform as validation_transform
 from seamseg.contrib.classification.validate import ClassifierScores, ClassifierValidator, validate_classifier
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError

@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.exported import (
-    MEAN,
-    SIZE,
-    STD,
-    assert_same,
-    eager,
-    exported_net,
-    picture,
-    read_package_metadata,
-)
+from support.exported import MEAN, SIZE, STD, assert_same, eager, exported_net, picture, read_package_metadata
 from support.networks import TINY, TINY_SEMANTIC
 
 import seamseg
@@ -81,7 +72,6 @@ def code_of(path):
 
 
 def test_what_a_package_states(package):
-    """Also the instruction sets that the compiler may use."""
     found, code = read_package_metadata(package), code_of(package)
     stated = found.extra
     needed = requirements("cpu", stated["cpu_features"])

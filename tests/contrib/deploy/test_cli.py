@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.classes import write_classifier
 
 import seamseg
-from seamseg.contrib.deploy.compare import compare
+from seamseg.contrib.deploy.export import compare
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -26,11 +25,15 @@ pytestmark = pytest.mark.usefixtures("narrow")
         (("a.onnx", "--size", "16x512"), "--size: height and width must be 32 to 8192"),
         (("a.onnx", "--size", "64x64", "--dynamic"), "--size and --dynamic are mutually exclusive"),
         (("a.onnx", "--precision", "bf16"), "--precision bf16: ONNX files are exported in fp32"),
+        (("a.onnx", "--calibrate", "3"), "--calibrate is the number of images of --int8"),
+        (("a.onnx", "--int8", "d", "--precision", "bf16"), "--int8 d and --precision bf16 exclude each other"),
+        (("a.onnx", "--int8", "none"), "none: no such data set folder"),
+        (("a.pt2", "--int8", "d"), "--int8 d: only ONNX files are quantised, not a.pt2"),
+        (("a.onnx", "--check", "b.png"), "b.png: no such image"),
     ],
 )
-def test_bad_options(
-    words: tuple[str, ...], message: str, micro_run: Path, refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_bad_options(words, message, micro_run, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert message in refused("export", micro_run, *words)
     assert not list(tmp_path.iterdir())
 
@@ -54,9 +57,7 @@ def metadata_of(path: Path) -> ExportedMetadata:
 
 
 @pytest.mark.slow
-def test_a_trained_model(
-    micro: Path, micro_run: Path, seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_trained_model(micro, micro_run, seamseg_main, capsys, tmp_path):
     out, photo = tmp_path / "city.onnx", micro / "img" / "val0.png"
     words = ("export", micro_run, out, "--size", "64x128", "--check", photo, "--licence", "CC0")
     assert seamseg_main(*words, "--set", "roi.score_threshold=0.02") == 0
@@ -127,15 +128,5 @@ def test_differences_of_outputs() -> None:
     )
     nothing = outputs(count=np.array(0))
     assert compare(nothing, nothing, INPUTS).detections == (0, 0, 0)
-
-
-def test_differences_of_logits() -> None:
     found = compare({"logits": np.array([[1.0, -4.0]])}, {"logits": np.array([[1.0, -3.0]])}, {"image": np.zeros(1)})
     assert found.values == 0.25
-
-
-def test_photos_that_do_not_exist(micro_run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
-    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
-    line = refused("export", micro_run, tmp_path / "a.onnx", "--check", tmp_path / "a.png", tmp_path / "b.png")
-    assert "b.png: no such image" in line
-    assert not (tmp_path / "a.onnx").exists()

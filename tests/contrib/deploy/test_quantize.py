@@ -15,11 +15,11 @@ import seamseg
 from seamseg.contrib.deploy import quantize
 from seamseg.contrib.deploy.export import calibration_images
 from seamseg.contrib.deploy.onnx import write_onnx
-from seamseg.contrib.deploy.quantize import quantise_file, select
+from seamseg.contrib.deploy.quantize import Histogram, quantise_file, select
 from seamseg.contrib.exported import onnx_engines
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata, read_metadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 
 OLD = {"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9}
 """What the oldest supported ONNX Runtime reads."""
@@ -197,30 +197,65 @@ def test_calibration_images_and_what_is_not_calibrated(tmp_path):
         quantize.quantise(without_layers, [])
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["int8.onnx", "--calibrate", "3"], "--calibrate is the number of images of --int8"),
-        (["int8.onnx", "--int8", "data", "--precision", "bf16"], "--int8 data and --precision bf16 exclude each other"),
-        (["int8.onnx", "--int8", "none"], "none: no such data set folder"),
-        (["int8.pt2", "--int8", "data"], "--int8 data: only ONNX files are quantised, not int8.pt2"),
-    ],
-)
-def test_refused_command_lines(words, message, narrow, micro, micro_run, seamseg_main, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").symlink_to(micro)
-    assert seamseg_main("export", micro_run, *words) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    assert message in line
-    assert not list(tmp_path.glob("int8.*"))
-
-
 @pytest.mark.slow
 def test_command(narrow, micro, micro_run, seamseg_main, tmp_path, capsys):
-    """The scores of the file are near those of the network."""
     target = tmp_path / "int8.onnx"
     assert seamseg_main("export", micro_run, target, "--size", "96x96", "--int8", micro, "--calibrate", "3") == 0
     assert "96 x 96 (height x width), int8" in capsys.readouterr().out
     network, file = (100 * seamseg.evaluate(model, micro, quiet=True).mIoU for model in (micro_run, target))
     assert network > 20
     assert 0 < abs(network - file) < 5
+
+
+def test_histogram_of_growing_values():
+    values = np.random.default_rng(0).normal(size=4000).astype(np.float32)
+    values *= np.repeat([0.01, 1, 30, 5], 1000).astype(np.float32)
+    parts = Histogram()
+    for part in np.split(values, 4):
+        parts.add(part)
+    assert (parts.low, parts.high) == (values.min(), values.max())
+    assert parts.limit > 16 * np.abs(values[:1000]).max()  # the interval was doubled
+    # the same bins as if the last interval had been the first; float32 moves values at the edges of bins
+    wanted, _ = np.histogram(values, len(parts.counts), (-parts.limit, parts.limit))
+    assert parts.counts.sum() == 4000
+    assert np.abs(np.cumsum(parts.counts - wanted)).max() <= 5
+    with pytest.raises(SeamsegError, match="not finite"):
+        parts.add(np.float32([1, np.nan]))
+
+
+def rounding_error(values, low, high, slope):
+    """Mean square error of the activated values in 256 levels from low to high, one of which is 0."""
+    step = (high - low) / 255
+    zero = np.rint(-low / step)
+    levels = (np.arange(256) - zero) * step
+    rounded = levels[np.clip(np.rint(values / step) + zero, 0, 255).astype(int)]
+    both = [np.where(x < 0, slope * x, x) for x in (values, rounded)]
+    return np.mean((both[0] - both[1]) ** 2)
+
+
+@pytest.mark.parametrize("slope", [None, 0.01])
+@pytest.mark.parametrize("seed", range(3))
+def test_ends_of_a_range_have_the_least_error(slope, seed):
+    """Each among those tried, given the other one, which is chosen after it."""
+    values = np.float32([*np.random.default_rng(seed).normal(size=100_000), 12 + seed, -15])
+    histogram = Histogram()
+    histogram.add(values)
+    low, high = histogram.best_range(slope)
+    parts = np.linspace(0.04, 1, 25)
+    assert np.abs(parts * values.min() - low).min() < 1e-6
+    assert np.abs(parts * values.max() - high).min() < 1e-6
+    slope = 1.0 if slope is None else slope
+    least = [rounding_error(values, values.min() * part, high, slope) for part in parts]
+    found = rounding_error(values, low, high, slope)
+    assert found == pytest.approx(min(least), rel=0.02)
+    assert found < 0.8 * rounding_error(values, values.min(), values.max(), slope)
+
+
+def test_ranges_of_few_values():
+    histogram = Histogram()
+    histogram.add(np.zeros((0, 3), np.float32))
+    assert histogram.best_range() == (0, 0)
+    histogram.add(np.zeros(4, np.float32))
+    assert histogram.best_range() == (0, 0)
+    histogram.add(np.float32([1.0, 1.0]))
+    assert histogram.best_range() == pytest.approx((0, 1), abs=0.01)

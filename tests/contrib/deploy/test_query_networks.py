@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.micro import micro, seamseg_main
 from support.tiny_transformers import SIDE, photo, save
 
 import seamseg
@@ -18,7 +17,6 @@ from seamseg.contrib.exported.network import open_exported
 from seamseg.inference.options import InferenceOptions
 from seamseg.utils.errors import InputError
 
-__all__ = ["micro", "seamseg_main"]
 pytest.importorskip("transformers")
 SIZE = (64, 96)
 EXPORTED = ("mask2former", "maskformer", "eomt", "eomt_dinov3", "detr")
@@ -35,7 +33,6 @@ def annealed(family: str, folder: Path, **options: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EXPORTED)
 def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
-    """In both engines, at the size of the image, which the input of the network shows as a whole."""
     square = family.startswith("eomt")
     folder, file = annealed(family, tmp_path / "net"), tmp_path / "net.onnx"
     report = export_model(ExportOptions(folder, file, size=None if square else SIZE))
@@ -93,19 +90,6 @@ def test_what_does_not_apply_is_refused(tmp_path: Path) -> None:
         assert refusal(folder, out, **options) == wanted
     assert refusal(folder, out, size=(64, 128)) == f"`size=64x128`: the input of {folder} is {SIDE} x {SIDE}"
     assert "`config` has no effect" in refusal(folder, out, config="a.ini")
-
-
-def test_refused_before_weights_are_read(tmp_path: Path) -> None:
-    folder, package, out = save("maskformer", tmp_path / "net"), tmp_path / "net.pt2", tmp_path / "net.onnx"
-    (folder / "model.safetensors").unlink()
-    assert "holds no weights" in refusal(folder, out)
-    assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
-    detector = "torchvision:fasterrcnn_resnet50_fpn"
-    assert refusal(detector, out) == f"{detector}: networks of torchvision are not exported"
-
-
-def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
-    out = tmp_path / "net.onnx"
     trained = save("eomt", tmp_path / "eomt")
     wanted = "cannot be exported: attn_mask_probs is not 0, the masked attention of its training is still on"
     assert refusal(trained, out) == f"{trained}: {wanted}"
@@ -115,3 +99,12 @@ def test_networks_that_cannot_be_exported(tmp_path: Path) -> None:
     other = save("maskformer", tmp_path / "maskformer")
     near = f"`size=64x100`: height and width must be multiples of 32 for {other}"
     assert refusal(other, out, size=(64, 100)) == near
+
+
+def test_what_is_refused_before_weights_are_read(tmp_path):
+    folder, package, out = save("maskformer", tmp_path / "net"), tmp_path / "net.pt2", tmp_path / "net.onnx"
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in refusal(folder, out)
+    assert refusal(folder, package) == f"{package}: networks of transformers are exported to .onnx files only"
+    detector = "torchvision:fasterrcnn_resnet50_fpn"
+    assert refusal(detector, out) == f"{detector}: networks of torchvision are not exported"

@@ -28,8 +28,7 @@ from support.onnx_scenes import (
 import seamseg
 from seamseg.contrib.classification.config import InputConfig
 from seamseg.contrib.classification.data import ClassFolders
-from seamseg.contrib.classification.transforms import test_transform as transform_of
-from seamseg.contrib.exported.onnx_engines import OpenvinoRun, openvino_core
+from seamseg.contrib.classification.data import test_transform as transform_of
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input
@@ -37,7 +36,7 @@ from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.predictions import MapFormat, Prediction
-from seamseg.utils.errors import InputError, SeamsegError, lacks_memory
+from seamseg.utils.errors import InputError, SeamsegError
 
 SIZE = (90, 140)
 
@@ -106,9 +105,9 @@ def test_other_kinds(tmp_path):
         assert result[0].area == pytest.approx(30 * 48, rel=0.1)
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize(
-    ("scale", "crop", "size"), [(256, 224, (428, 640)), (64, 64, (107, 160)), (-1, 28, (25, 21)), (-1, 28, (17, 40))]
+    ("scale", "crop", "size", "orientation"),
+    [(256, 224, (428, 640), 6), (64, 64, (107, 160), 1), (-1, 28, (25, 21), 6), (-1, 28, (17, 40), 1)],
 )
 def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, scale, crop, size, orientation):
     """Exactly those, of the upright image, as `classify validate --set training.upright=yes`."""
@@ -131,12 +130,7 @@ def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, sc
     assert result.probabilities == pytest.approx(logits.softmax(0).numpy(), abs=1e-6)
     names = [["red", "green", "blue"][k] for k in logits.argsort(descending=True).tolist()]
     assert [name for name, _ in result.top()] == names
-    assert result.counts() == {names[0]: 1}
-    assert result.draw().size == result.size[::-1]
     assert json.loads(result.save(tmp_path / "a.json").read_text())[0]["category_id"] == logits.argmax()
-    assert f"Classification({result.size[1]} x {result.size[0]}: " in repr(result)
-    with pytest.raises(InputError, match="nothing can be hidden"):
-        result.anonymize("red")
 
 
 def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
@@ -228,9 +222,8 @@ def test_options_of_classifiers_that_do_not_fit(tmp_path):
     for changed, words in (({"tiles": 128}, "which needs the whole image"), ({"preview": True}, "of one size")):
         with pytest.raises(InputError, match=rf"`\w+=\w+`: .* is a classifier,? {words}"):
             seamseg.load(write_classifier(path, free=True), **changed)
-    for crop in (1 << 30, 0):
-        with pytest.raises(InputError, match=f"input.crop_val = {crop}: expected a value from 1 to 16384"):
-            seamseg.load(write_classifier(path, (crop, crop), free=True))
+    with pytest.raises(InputError, match=r"input.crop_val = 0: expected a value from 1 to 16384"):
+        seamseg.load(write_classifier(path, (0, 0), free=True))
 
 
 PROGRAM = """
@@ -275,21 +268,3 @@ def test_without_torch(tmp_path):
     assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])
     assert (tmp_path / "out/private/a.jpg").exists()
-
-
-def test_openvino_without_memory():
-    """An error instead of an earlier result."""
-    import openvino
-    from openvino import opset13
-
-    x, times = opset13.parameter([1, 1, 1], np.float32, "x"), opset13.parameter([3], np.int64, "times")
-    total = opset13.reduce_sum(opset13.tile(x, times), opset13.constant([0, 1, 2]), False)
-    for name, node in {"x": x, "times": times, "total": total}.items():
-        node.output(0).set_names({name})
-    model = openvino.Model([total], [x, times])
-    run = OpenvinoRun(openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 2}))
-    one = np.ones((1, 1, 1), np.float32)
-    assert run(["total"], {"x": one, "times": np.full(3, 5)}) == [125]
-    with pytest.raises(RuntimeError, match="Failed to allocate 140737488355328 bytes of memory") as raised:
-        run(["total"], {"x": one, "times": np.full(3, 1 << 15)})
-    assert lacks_memory(raised.value)

@@ -110,7 +110,6 @@ def test_each_process_uses_its_own_gpu(monkeypatch, tmp_path, device, processes,
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
     assert PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"), device).device == f"cuda:{index}"
     assert load.call_args.args[-1] == index
-    for available, device, words in ((False, "auto", "needs a GPU"), (True, "cuda:3", "needs GPU 3, there are 2")):
-        monkeypatch.setattr("torch.cuda.is_available", lambda available=available: available)
-        with pytest.raises(InputError, match=words):
-            PackageSession(tmp_path / "a.pt2", device)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="needs a GPU"):
+        PackageSession(tmp_path / "a.pt2", "auto")

@@ -1,7 +1,8 @@
-"""timm networks as backbones, each family once; nothing is downloaded."""
+"""timm networks as backbones, each family once, trained, resumed and exported; nothing is downloaded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,18 +12,23 @@ import timm
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
-from support.micro import CONFIG
+from support.micro import CONFIG, train
 from support.op_contract import keeping
+from support.processes import launch
 from torch import nn
 from torch.testing import assert_close
 
+import seamseg
 from seamseg.checkpoints.pretrained import load_body_weights, normalisation_problem
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.cli.main import main
 from seamseg.components import BodyContext
 from seamseg.config import Config, config_from_string
 from seamseg.contrib.recipes.timm.network import TimmBackbone, TimmKeys
 from seamseg.models.build import build_network
 from seamseg.ops.norm import InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
+from seamseg.utils.distributed import distributed
 from seamseg.utils.errors import InputError, SeamsegError
 
 SWIN = {"embed_dim": 16, "depths": (1, 1, 1, 2), "num_heads": (1, 1, 1, 1)}
@@ -36,19 +42,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 PLAIN = "test_vit"
 
 
-def config(body: str, *overrides: str) -> Config:
+def ini(body: str) -> str:
     """The configuration of the micro network with another body."""
     text = "\n".join(line for line in CONFIG.format(norm="bn").splitlines() if not line.startswith("out_channels = {"))
-    text = text.replace("resnet18", body).replace("[general]", "[general]\ncomponents = seamseg.contrib.recipes.timm")
-    return config_from_string(text, overrides=overrides)
+    return text.replace("resnet18", body).replace("[general]", "[general]\ncomponents = seamseg.contrib.recipes.timm")
 
 
-def problem(body: str, *overrides: str) -> str:
-    """The message of the error that the configuration of a network raises, a line."""
-    with pytest.raises(InputError) as error:
-        build_network(config(body, *overrides), 2, 1)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def config(body: str, *overrides: str) -> Config:
+    return config_from_string(ini(body), overrides=overrides)
 
 
 def backbone(name: str, **options: Any) -> TimmBackbone:
@@ -95,10 +96,8 @@ def test_a_plain_network_has_a_pyramid() -> None:
 @pytest.mark.parametrize(
     ("name", "frozen", "prefixes"),
     [
-        ("test_convnext", 1, ("stem.",)),
         ("test_convnext", 3, ("stem.", "stages.0.", "stages.1.")),
         ("test_resnet", 2, ("conv1.", "bn1.", "layer1.")),
-        (PLAIN, 1, ("patch_embed.", "pos_embed", "cls_token", "reg_token")),
         (PLAIN, 3, ("patch_embed.", "pos_embed", "cls_token", "reg_token", "blocks.0.", "blocks.1.", "blocks.2.")),
     ],
 )
@@ -114,7 +113,6 @@ def test_frozen_modules_are_stem_and_stages(name: str, frozen: int, prefixes: tu
 
 @pytest.mark.parametrize("name", ["test_convnext", "test_resnet", PLAIN])
 def test_recomputation_changes_nothing(name: str) -> None:
-    """Neither gradients nor running statistics, and it keeps less for the backward pass."""
     images, results = torch.randn(2, 3, 64, 64), []
     for checkpoint in (False, True):
         body = backbone(name, checkpoint=checkpoint)
@@ -146,25 +144,19 @@ def test_groups_of_the_optimizer() -> None:
         load_optimizer_state(plain, optimizer.state_dict(), "a.pth")
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_weights_of_a_file(suffix: str, tmp_path: Path) -> None:
+def test_weights_of_a_file(tmp_path: Path) -> None:
     torch.manual_seed(1)
     state = timm.create_model("test_convnext").state_dict()
-    path = tmp_path / f"weights{suffix}"
-    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    save_file(state, tmp_path / "weights.safetensors")
     net = build_network(config("timm:test_convnext"), 2, 1)
-    report = load_body_weights(net, str(path))
+    report = load_body_weights(net, str(tmp_path / "weights.safetensors"))
     own = net.body.backbone.model.state_dict()
     assert (report.loaded, report.skipped) == (len(own), [])
     assert all(torch.equal(value, state[key]) for key, value in own.items())
-
-
-@pytest.mark.parametrize("body", ["timm:test_resnet", "resnet18"])
-def test_a_file_whose_pyramid_alone_fits_is_refused(body: str, tmp_path: Path) -> None:
-    other, net = (build_network(config(name), 2, 1) for name in ("timm:test_convnext", body))
-    state = other.body.state_dict()
-    assert set(state) & set(net.body.state_dict()), "a part fits"
-    torch.save(state, tmp_path / "body.pth")
+    # a file whose pyramid alone fits is refused
+    other = build_network(config("timm:test_resnet"), 2, 1)
+    assert set(other.body.state_dict()) & set(net.body.state_dict())
+    torch.save(other.body.state_dict(), tmp_path / "body.pth")
     with pytest.raises(InputError, match=r"nothing in it fits this network's backbone: loaded [1-9]"):
         load_body_weights(net, str(tmp_path / "body.pth"))
 
@@ -174,11 +166,11 @@ def test_weights_of_timm(tmp_path: Path) -> None:
     state = timm.create_model("test_convnext").state_dict()
     torch.save(state, tmp_path / "file.pth")
     wanted = config("timm:test_convnext", "dataloader.rgb_mean=(0.1, 0.2, 0.3)")
-    net = build_network(wanted, 2, 1)
+    with mock.patch("timm.models._builder.load_pretrained", side_effect=AssertionError):
+        net = build_network(wanted, 2, 1)
     create = timm.create_model
 
     def offline(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
-        """With a file in the place of the hub."""
         cfg = {"file": str(tmp_path / "file.pth")} if pretrained else {}
         return create(name, pretrained=pretrained, pretrained_cfg_overlay=cfg, **options)
 
@@ -203,11 +195,6 @@ def test_weights_of_timm(tmp_path: Path) -> None:
         load_body_weights(build_network(config("resnet18"), 2, 1), "timm")
 
 
-def test_building_downloads_nothing() -> None:
-    with mock.patch("timm.models._builder.load_pretrained", side_effect=AssertionError):
-        build_network(config("timm:test_convnext.r160_in1k", "body.weights=timm"), 2, 1)
-
-
 @pytest.mark.parametrize(
     ("body", "overrides", "words"),
     [
@@ -227,4 +214,78 @@ def test_building_downloads_nothing() -> None:
     ],
 )
 def test_mistakes_are_a_line(body: str, overrides: tuple[str, ...], words: str) -> None:
-    assert words in problem(body, *overrides)
+    with pytest.raises(InputError) as error:
+        build_network(config(body, *overrides), 2, 1)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+KEYS = (
+    "body timm.drop_path=0.2",
+    "optimizer.type=adamw",
+    "optimizer.lr=0.001",
+    "optimizer.body_lr_factor=0.5",
+    "optimizer.layer_decay=0.9",
+    "general.checkpoint_body=yes",
+)
+SEMANTIC = ("general.kind=semantic", "sem.pooling_size=(2, 2)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "more"),
+    [
+        ("test_convnext", ()),
+        ("test_vit", ("general.kind=detection",)),
+        ("test_maxvit", ("general.kind=instance_seg",)),
+        ("test_efficientnet", (*SEMANTIC, "body.body_params={'output_stride': 8}")),
+    ],
+)
+def test_a_trained_network_predicts_and_is_exported(body, more, micro, tmp_path):
+    run, options = tmp_path / "run", (*KEYS, *more)
+    if body == "test_efficientnet":
+        options = tuple(key for key in options if "layer_decay" not in key)
+    (tmp_path / "timm.ini").write_text(ini(f"timm:{body}"))
+    train(tmp_path / "timm.ini", micro, run, *options)
+    assert any(key.partition("model.")[2] for key in load_snapshot(run / "model_last.pth.tar").state_dict["body"])
+    model = seamseg.load(run, device="cpu")
+    for name in ("val0", "val1"):
+        assert model.predict(micro / "img" / f"{name}.png") is not None
+    out = tmp_path / "model.onnx"
+    # the last lines of its output compare the file with the network
+    assert main(["export", str(run), str(out)]) == 0
+    if body == "test_maxvit":
+        assert main(["export", str(run), str(tmp_path / "free.onnx"), "--dynamic"]) == 2
+
+
+def step(images: torch.Tensor, checkpoint: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Gradients and running statistics of a backbone with batch norms after a step."""
+    torch.manual_seed(0)
+    context = BodyContext(InPlaceABN, "timm:test_resnet", {}, checkpoint=checkpoint, synchronise=True)
+    body = TimmBackbone(TimmKeys(), context)
+    sum((x**2).sum() for x in body(images).values()).backward()
+    return {key: p.grad for key, p in body.named_parameters()}, dict(body.named_buffers())
+
+
+def step_of_a_process(rank: int, join: Callable[[], None], images: torch.Tensor, out: Path) -> None:
+    join()
+    with distributed("cpu"):
+        for checkpoint in (False, True):
+            gradients, buffers = step(images[rank : rank + 1], checkpoint)
+            for gradient in gradients.values():
+                torch.distributed.all_reduce(gradient)
+            if rank == 0:
+                torch.save((gradients, buffers), out / f"{checkpoint}.pth")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_batch_norms_take_the_statistics_of_two_processes(tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    wanted = step(images, checkpoint=False)
+    launch(step_of_a_process, 2, images, tmp_path)
+    for checkpoint in (False, True):
+        gradients, buffers = torch.load(tmp_path / f"{checkpoint}.pth")
+        torch.testing.assert_close(buffers, wanted[1], rtol=1e-4, atol=1e-5)
+        for key, gradient in wanted[0].items():
+            torch.testing.assert_close(gradients[key], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))

@@ -16,6 +16,8 @@ from support.tiny_transformers import save
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
+from seamseg.contrib.foreign.families import FAMILIES as KNOWN
+from seamseg.contrib.foreign.transformers_model import load_network
 from seamseg.models.build import build_network
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.run import TrainingOptions, completed, run_training
@@ -108,14 +110,8 @@ def train_in_two(rank, join, given):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_resume_to_the_bit(options, tmp_path):
-    """Without the folder: the run's own configuration has the architecture."""
-    keys = (
-        "dataloader.train_batch_size=1",
-        "general.snapshot_interval=1",
-        "general.snapshot_keep=9",
-        "optimizer.ema=.9",
-    )
-    given = options("mask2former", "straight", *keys)
+    keys = ("dataloader.train_batch_size=1", "general.snapshot_interval=1", "general.snapshot_keep=9")
+    given = options("mask2former", "straight", *keys, "optimizer.ema=.9")
     launch(train_in_two, 2, given, seconds=400)
     first = sorted((tmp_path / "straight" / "snapshots").iterdir())[0]
     alone = {"config": tmp_path / "straight" / "config.ini", "overrides": ("network transformers.model=",)}
@@ -129,9 +125,6 @@ def test_weights_of_classes_are_copied_by_name(options, folders):
     torch.manual_seed(0)
     line = network.initialise(["sky", "road", "car"])
     assert "2 of 3 classes by name; random for road" in line
-    from seamseg.contrib.foreign.families import FAMILIES as KNOWN
-    from seamseg.contrib.foreign.transformers_loading import load_network
-
     source = load_network(folders["mask2former"], KNOWN["mask2former"]).state_dict()
     own = network.net.state_dict()
     (name,) = [key for key in own if key.endswith("class_predictor.weight")]

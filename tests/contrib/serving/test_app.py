@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
 import seamseg.contrib.serving.app
@@ -56,16 +55,6 @@ def test_body_and_form(client):
     assert client.predict(iter([bytes(200_000)] * 2)).status == 413
 
 
-def test_the_orientation_of_a_photo_is_applied(client):
-    pixels = photo(red=0)
-    pixels[:, :5] = 255, 0, 0
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be rotated clockwise
-    answer = client.predict(png(pixels, "PNG", exif=exif))
-    assert (answer.json["width"], answer.json["height"]) == (12, 20)
-    assert answer.json["segments"][0]["bbox"] == [0, 5, 12, 15], "what is red is void"
-
-
 @pytest.mark.parametrize(
     ("data", "query", "headers", "status", "message"),
     [
@@ -73,18 +62,11 @@ def test_the_orientation_of_a_photo_is_applied(client):
         (b"text", "", {}, 400, "image: not an image, or not of a format that is read .*"),
         (png(photo())[:50], "", {}, 400, "image: corrupt image: .*"),
         (png(photo(size=(101, 101))), "", {}, 400, "image: 101 x 101 pixels are above the limit of 0.01 megapixels"),
-        (bytes(300_000), "", {}, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (form(bytes(300_000)), "", FORM, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (bytes(20_000_000), "", {}, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (form(bytes(20_000_000)), "", FORM, 413, "image: is larger than 256 KiB, the limit of an upload"),
         (form(png(photo()), "picture"), "", FORM, 400, "the form has no file named `file` with .*; it has picture"),
-        (
-            form(png(photo()), filename=""),
-            "",
-            FORM,
-            400,
-            "the form has no file named `file` with a `filename=`; .* file",
-        ),
+        (form(png(photo()), filename=""), "", FORM, 400, "the form has no file named `file` with a `filename=`; .*"),
         (b"nonsense", "", FORM, 400, "broken form: .*"),
         (png(photo()), "?format=gif", {}, 400, "format=gif: a model of kind semantic has json, png, overlay, view"),
         (png(photo(red=FAILS)), "", {}, 500, "the prediction failed; the log of the server has the reason"),
@@ -97,14 +79,6 @@ def test_bad_uploads_are_a_line_of_json(client, data, query, headers, status, me
     assert re.fullmatch(message, answer.json["error"])
     assert capfd.readouterr().err == ("POST /predict: ValueError: a red pixel\n" if status == 500 else "")
     assert client.predict(png(photo())).status == 200, "the server goes on"
-
-
-def test_an_image_that_a_format_does_not_take():
-    with serving(red_predictor(ready_network())) as client:
-        data = png(photo(size=(1, 65_501)))
-        answer = client.predict(data, "?format=overlay")
-        assert (answer.status, client.predict(data).status) == (400, 200)
-        assert answer.json["error"].startswith("65501 x 1 pixels do not fit into a JPEG")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +98,6 @@ def test_routes_and_hosts(client, method, path, headers, status):
 
 
 def test_pages_of_other_sites():
-    """Those of `cors` may send images and read the results; the headers are of their origin."""
     data, page = png(photo()), {"Origin": "https://a.example"}
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     with serving(red_predictor(ready_network()), cors="https://a.example, http://localhost:3000") as client:
@@ -167,21 +140,19 @@ def test_health_and_metrics():
         assert health.status == 200
         wanted = {"status": "ready", "model": "<b>.onnx", "kind": "semantic"}
         assert wanted.items() <= health.json.items()
-        assert "<title>&lt;b&gt;.onnx · seamseg</title>" in client.request("GET", "/").body.decode()
+        page = client.request("GET", "/")
+        assert "<title>&lt;b&gt;.onnx · seamseg</title>" in page.body.decode()
+        assert page.headers["content-security-policy"] == "frame-ancestors 'none'"
         for data in (png(photo()), png(photo()), b"text"):
             client.predict(data)
         metrics = client.request("GET", "/metrics")
         assert metrics.headers["content-type"].startswith("text/plain; version=")
         lines = metrics.body.decode().splitlines()
-    for line in (
-        'seamseg_requests_total{path="/predict",status="200"} 2.0',
-        'seamseg_requests_total{path="/predict",status="400"} 1.0',
-        'seamseg_requests_total{path="/health",status="200"} 1.0',
-        "seamseg_request_seconds_count 2.0",
-        "seamseg_batch_size_count 2.0",
-        "seamseg_in_progress 0.0",
-    ):
-        assert line in lines, line
+    counts = ("request_seconds_count 2.0", "batch_size_count 2.0", "in_progress 0.0")
+    answers = (("/predict", 200, 2.0), ("/predict", 400, 1.0), ("/health", 200, 1.0))
+    wanted = [f"seamseg_{name}" for name in counts]
+    wanted += [f'seamseg_requests_total{{path="{p}",status="{s}"}} {n}' for p, s, n in answers]
+    assert set(wanted) <= set(lines)
 
 
 def test_a_full_queue_refuses_at_once(network):

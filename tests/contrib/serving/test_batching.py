@@ -62,17 +62,6 @@ def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
     assert not any(thread.is_alive() for thread in begun)
 
 
-def test_what_arrives_during_a_batch_forms_the_next_ones(network, open_batcher):
-    batcher = open_batcher(4)
-    futures = [occupy(network, batcher), *(batcher.submit(photo(k, red=k % 3)) for k in range(6))]
-    assert batcher.waiting == 6
-    network.gate.set()
-    maps = [future.result(60).semantic for future in futures]
-    assert [len(batch) for batch in network.batches] == [1, 4, 2]
-    assert [m.flat[0] for m in maps] == [1, 0, 1, 2, 0, 1, 2]
-    assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
-
-
 def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, open_batcher):
     batcher = open_batcher(3)
     occupy(network, batcher)
@@ -81,7 +70,9 @@ def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, 
     assert futures[2].cancel()
     assert batcher.waiting == 6
     network.gate.set()
-    assert [f.result(60).semantic.shape for f in futures if not f.cancelled()] == sizes[:2] + sizes[3:]
+    maps = [future.result(60).semantic for future in futures if not future.cancelled()]
+    assert [m.shape for m in maps] == sizes[:2] + sizes[3:]
+    assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
     assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
     assert network.seen[1:] == [0, 4, 5, 1, 3, 6]
     # one in tiles is a batch of its own
@@ -89,18 +80,6 @@ def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, 
     assert [f.result(60).semantic.shape for f in futures] == [(100, 180)] * 2
     assert all(len(batch) == 1 for batch in network.batches[4:])
     assert len(network.batches) > 7, "several tiles each"
-
-
-def test_closing_computes_what_waits(network, open_batcher):
-    batcher = open_batcher(2)
-    occupy(network, batcher)
-    future = batcher.submit(photo(3))
-    network.gate.set()
-    batcher.close()
-    assert future.result(0).size == (12, 20)
-    assert not batcher.alive
-    with pytest.raises(RuntimeError, match="closed"):
-        batcher.submit(photo(0))
 
 
 def test_a_photo_that_fails_fails_alone(network, open_batcher):
@@ -112,5 +91,9 @@ def test_a_photo_that_fails_fails_alone(network, open_batcher):
         assert np.array_equal(futures[k].result(60).semantic, np.full((12, 20), 2))
     with pytest.raises(ValueError, match="a red pixel"):
         futures[1].result(60)
-    assert batcher.submit(photo(7)).result(60).size == (12, 20), "the thread goes on"
-    assert batcher.alive
+    waiting = batcher.submit(photo(7))
+    batcher.close()
+    assert waiting.result(0).size == (12, 20), "the thread goes on, and closing computes what waits"
+    assert not batcher.alive
+    with pytest.raises(RuntimeError, match="closed"):
+        batcher.submit(photo(0))

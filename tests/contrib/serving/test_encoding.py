@@ -51,18 +51,10 @@ def test_images_are_the_files_of_predict(model, tmp_path):
         assert encoded(predictor, "png").data == (tmp_path / "out" / ids[1]).read_bytes()
     else:
         assert "png" not in ResultEncoder(predictor).formats
-    result = predictor.predict(scene(SIZE))
-    found = [entry for _, entry in result.entries()]
-    if predictor.kind in ("instance_seg", "detection"):
-        wanted = [(d.name, d.area, d.score, entry["bbox"]) for entry, d in zip(result.to_coco(), result)]
-        assert [(s["class"], s["area"], s["score"], s["bbox"]) for s in found] == wanted
-    elif predictor.kind == "panoptic":
+    found = [entry for _, entry in predictor.predict(scene(SIZE)).entries()]
+    if predictor.kind == "panoptic":
         wanted = [("car", 0.9, 26), ("person", 0.7, 24), ("road", None, 7), ("sky", None, 23)]
         assert [(s["class"], s["score"], s["category_id"]) for s in found] == wanted, "the ids of the data set"
-        pixels = np.asarray(Image.open(BytesIO(encoded(predictor, "png").data)), np.int64) @ [1, 256, 65536]
-        for s in found:
-            y, x = np.nonzero(pixels == s["id"])
-            assert (s["area"], s["bbox"]) == (len(y), [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1])
 
 
 def test_view(model, monkeypatch):

@@ -172,17 +172,3 @@ def test_names_stay_text(open_page, window):
             page.mouse.move(*at(page, 20 * k + 10, 20))
             assert page.locator("#tooltip > div").first.text_content() == name
             check_layout(page)
-
-
-def test_pages_of_other_sites_read_nothing(panoptic, browser, tmp_path):
-    page = browser.new_page()
-    (tmp_path / "evil.html").write_text("<p>evil</p>")
-    page.goto((tmp_path / "evil.html").as_uri())
-    url = f"http://127.0.0.1:{panoptic.port}"
-    assert page.evaluate("url => fetch(url + '/health').then(() => 'read', () => 'refused')", url) == "refused"
-    frame = "url => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }"
-    page.evaluate(frame, url)
-    until(page, lambda: len(page.frames) > 1 and page.frames[1].url)
-    page.wait_for_timeout(300)
-    assert page.frames[1].url.startswith(("chrome-error:", "about:")), "not in a frame"
-    page.close()

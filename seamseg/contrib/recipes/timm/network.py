@@ -98,7 +98,12 @@ class TimmBackbone(Backbone):
         for i, (stride, width) in enumerate(made, start=self.num_modules + 1 - len(made)):
             self.out_channels[f"mod{i}"], self.out_strides[f"mod{i}"] = width, stride
         if checkpoint or context.synchronise:
-            _replace_batch_norms(self.model, context.synchronise)
+            from timm.layers import BatchNormAct2d
+
+            for parent in list(self.model.modules()):
+                for child_name, child in list(parent.named_children()):
+                    if type(child) in (nn.BatchNorm2d, BatchNormAct2d):
+                        setattr(parent, child_name, _BatchNorm(child, context.synchronise))
         if checkpoint:
             _checkpoint_blocks(self.model, self.name)
 
@@ -253,15 +258,6 @@ class _BatchNorm(nn.BatchNorm2d):
         for layer in self.children():
             y = layer(y)
         return y
-
-
-def _replace_batch_norms(model: nn.Module, synchronise: bool) -> None:
-    from timm.layers import BatchNormAct2d
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNormAct2d):
-                setattr(parent, name, _BatchNorm(child, synchronise))
 
 
 def _positions(module: str, names: Sequence[str]) -> list[int]:
