@@ -134,11 +134,7 @@ def test_a_warning_for_other_category_names(files):
         evaluate_panoptic_json(*files)
 
 
-def segment_with(number=0, **values):
-    return lambda content: content["annotations"][0]["segments_info"][number].update(values)
-
-
 def test_scores_that_are_not_finite(files, tmp_path):
-    change(files[1], segment_with(1, score=float("nan")))
+    change(files[1], lambda content: content["annotations"][0]["segments_info"][1].update(score=float("nan")))
     evaluate_panoptic_json(*files, out=tmp_path / "out")
     assert [s.score for s in next(read_evaluation(tmp_path / "out").images()).prediction] == [None, None, 0.5, None]

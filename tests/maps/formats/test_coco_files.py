@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,17 +14,12 @@ from seamseg.maps.evaluation.record import MapFiles
 from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter
 from seamseg.maps.formats.id_png import read_id_png, write_id_png
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.utils.errors import InputError
 
-
-@dataclass(frozen=True)
-class Meta:
-    num_stuff: int = 2
-    num_thing: int = 2
-    categories: tuple = ("road", "sky", "car", "person")
-    palette: tuple = ((0, 0, 0), (70, 130, 180), (0, 0, 142), (220, 20, 60))
-    original_ids: tuple = (7, 23, 26, 24)
+PALETTE = [(0, 0, 0), (70, 130, 180), (0, 0, 142), (220, 20, 60)]
+META = Metadata(2, 2, ["road", "sky", "car", "person"], PALETTE, [7, 23, 26, 24])
 
 
 def random_result(seed, shift=0, size=(24, 31)):
@@ -44,8 +39,8 @@ def random_result(seed, shift=0, size=(24, 31)):
     return PanopticResult(ids, segments)
 
 
-def write(path, results, meta=None, **options):
-    writer = CocoPanopticWriter(path, meta or Meta(), **options)
+def write(path, results, meta=META):
+    writer = CocoPanopticWriter(path, meta)
     return writer.write_json(writer.write(name, one, f"{name}.jpg") for name, one in results.items())
 
 
@@ -99,14 +94,14 @@ def test_writer_describes_each_segment(tmp_path):
     assert len({e["id"] for e in entries}) == len(entries) == len(kept)
     for s, e in zip(kept, entries):
         assert ((ids == e["id"]) == (one.id_map == s.id)).all()
-        assert e["category_id"] == Meta.original_ids[s.category]
+        assert e["category_id"] == META.original_ids[s.category]
         assert e["area"] == s.area
         y0, x0, y1, x1 = s.box
         assert e["bbox"] == [x0, y0, x1 - x0, y1 - y0]
     crowd = next(s for s in one.segments if s.iscrowd)
     assert not ids[one.id_map == crowd.id].any()
     assert read.image_names == {"a": "a.jpg"}
-    path = write(tmp_path / "x.json", {"a": one}, Meta(original_ids=(1, 1, 2, 3)))
+    path = write(tmp_path / "x.json", {"a": one}, replace(META, original_ids=[1, 1, 2, 3]))
     assert [c.id for c in read_coco_panoptic(path).categories] == [1, 2, 3, 4], "where the original ids are not unique"
 
 
@@ -118,12 +113,12 @@ def test_colours_of_the_png_show_the_class(tmp_path):
     with Image.open(first_pngs(path)[0]) as image:
         rgb = np.array(image).astype(int)
     assert len({tuple(p) for p in rgb.reshape(-1, 3)}) == count
-    assert np.abs(rgb - Meta.palette[2]).max() <= 48
-    assert rgb[0, 0].tolist() == list(Meta.palette[2])
+    assert np.abs(rgb - PALETTE[2]).max() <= 48
+    assert rgb[0, 0].tolist() == list(PALETTE[2])
 
 
 def test_same_name_twice_is_an_error(tmp_path):
-    writer = CocoPanopticWriter(tmp_path / "x.json", Meta())
+    writer = CocoPanopticWriter(tmp_path / "x.json", META)
     entries = [writer.write("a", random_result(k)) for k in range(2)]
     with pytest.raises(InputError, match="two images have the id a"):
         writer.write_json(entries)
@@ -132,7 +127,7 @@ def test_same_name_twice_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
 def test_names_stay_in_the_folder(tmp_path, name):
-    writer = CocoPanopticWriter(tmp_path / "out" / "x.json", Meta())
+    writer = CocoPanopticWriter(tmp_path / "out" / "x.json", META)
     with pytest.raises(InputError, match="is not a path inside this folder"):
         writer.write(name.format(tmp=tmp_path), random_result(0))
     assert not list(tmp_path.rglob("*.png"))
@@ -174,14 +169,8 @@ def use_twice(content):
         ),
         (1, lambda c: c.pop("annotations"), r"pred\.json.*annotations"),
         (1, lambda c: c["annotations"][0].update(file_name="\ud800.png"), "not a readable PNG"),
-        (0, lambda c: c["annotations"][0].update(file_name="a\0.png"), "not a readable PNG"),
         (0, use_twice, r"gt\.json: image a is annotated twice"),
-        (
-            0,
-            lambda c: c["categories"][0].update(isthing=2),
-            "not a COCO panoptic file .ValueError: isthing 2",
-        ),
-        (0, lambda c: first_segments(c)[0].update(category_id=1.9), "'1.9' is not a whole number"),
+        (0, lambda c: c["categories"][0].update(isthing=2), "not a COCO panoptic file .ValueError: isthing 2"),
         (0, lambda c: first_segments(c)[0].update(area=1e-12), "annotated area of 1e-12, but more pixels in its map"),
         (0, lambda c: c.pop("categories"), "has no `categories`"),
     ],

@@ -13,8 +13,8 @@ from support.source_files import photo, picture, tree
 
 from seamseg.cli.main import main
 from seamseg.maps.formats.metadata import Metadata, read_metadata, write_metadata
-from seamseg.maps.prepare.check import ImageCheck, check_dataset
-from seamseg.maps.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
+from seamseg.maps.prepare.check import check_dataset
+from seamseg.maps.prepare.contact_sheet import _edges, write_contact_sheet
 from seamseg.maps.prepare.writer import DatasetWriter, Instances, SourceFrame
 
 
@@ -27,12 +27,8 @@ def read(frame: SourceFrame) -> Instances:
 @pytest.fixture
 def data(tmp_path):
     """Three images in train, one in val; every class in each."""
-    frames = [
-        SourceFrame(
-            f"im{k}", photo(tmp_path / "src" / f"{k}.png", (10, 14), 20 * k), tmp_path / "src" / f"{k}.png", f"{k}.png"
-        )
-        for k in range(4)
-    ]
+    photos = [photo(tmp_path / "src" / f"{k}.png", (10, 14), 20 * k) for k in range(4)]
+    frames = [SourceFrame(f"im{k}", path, path, path.name) for k, path in enumerate(photos)]
     writer = DatasetWriter(tmp_path / "data", classes(), 1, link="copy")
     writer.add_split("train", frames[:3], read)
     writer.add_split("val", frames[3:], read)
@@ -50,10 +46,9 @@ def found(data, is_error=True):
     return [str(p).replace(f"{data}/", "") for p in (report.errors if is_error else report.warnings)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_valid_data_set(data, workers):
+def test_valid_data_set(data):
     before = tree(data)
-    report = check_dataset(data, workers)
+    report = check_dataset(data, 2)
     assert report.problems == []
     assert tree(data) == before
     assert report.splits == {"train": 3, "val": 1}
@@ -199,6 +194,10 @@ def test_command(data, tmp_path, capsys):
     report = json.loads((tmp_path / "r.json").read_text())
     assert not report["ok"]
     assert report["errors"] == [{"file": f"{data}/msk/im2.png", "problem": "no mask of image 'im2'"}]
+    (data / "check.jpg").unlink()
+    (data / "check.jpg").mkdir()
+    assert main(["prepare", "--check", str(data)]) == 1
+    assert "no sheet: " in capsys.readouterr().out
 
 
 def test_command_without_a_data_set(data, tmp_path, capsys):
@@ -240,23 +239,3 @@ def test_edges_close_around_a_thing_and_are_single_between_two():
     ids[1:5, 1:4], ids[1:5, 4:8] = 1, 2
     rows = ["." * 9, ".#######.", ".#..#..#.", ".#..#..#.", ".#######.", "." * 9]
     assert ["".join(".#"[v] for v in row) for row in _edges(ids, ids > 0).astype(int)] == rows
-
-
-def test_choice_of_images():
-    images = [ImageCheck(f"{k:02}", [], segments={0: 1}) for k in range(20)]
-    images[13] = ImageCheck("13", [], segments={0: 1, 5: 2})
-    images[4] = ImageCheck("04", [], segments={3: 1})
-    chosen = choose_images(images, 6)
-    assert len(set(chosen)) == 6
-    assert chosen == sorted(chosen)
-    assert {"13", "04"} <= set(chosen)
-    assert len(choose_images(images, 99)) == 20
-
-
-def test_a_sheet_that_cannot_be_written(data, capsys):
-    (data / "check.jpg").mkdir()
-    assert main(["prepare", "--check", str(data)]) == 0
-    assert "no sheet: " in capsys.readouterr().out
-    (data / "file").write_text("x")
-    assert main(["prepare", "--check", str(data), "--sheet", str(data / "file/sheet.jpg")]) == 1
-    assert "sheet.jpg: cannot be written: " in capsys.readouterr().err

@@ -82,6 +82,7 @@ def test_inconsistent_folders(raw):
     coco.write_text('{"images": []}')
     for given in (coco, coco.parent):
         assert_folders_fail(raw, "json.*; one JSON file .* `seamseg prepare instances`", (photos, str(given)))
+    assert_folders_fail(raw, r"expected the folders \(images, labels\) or", (photos,))
     assert_folders_fail(raw, "`divisor=1`: must be 2 or more", divisor=1)
     assert_folders_fail(raw, "omit the folder of instances", divisor=9)
     assert_folders_fail(raw, r"photos: 0 instance images \(\.png\) found for train", (photos, labels, photos))
@@ -196,10 +197,6 @@ def test_instances_without_labels(coco):
     (coco / "classes.ini").write_text("[car]\nid = 7\nkind = thing\n[void]\nids = 4\n")
     instances(coco, out="ignored", source="named.json", classes=True)
     assert segments(coco / "ignored", "a") == [("background", 0, 96 - covered), cars[1], cars[2]]
-    (coco / "classes.ini").write_text("[background]\nid = 1\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
-    instances(coco, out="two", classes=True)
-    assert segments(coco / "two", "a")[0] == ("background", 0, 96 - covered)
-    assert segments(coco / "two", "b") == [("background", 0, 96)]
 
 
 def assert_instances_fail(coco, match, function=None, labels=True, classes=True):
@@ -214,17 +211,11 @@ def assert_instances_fail(coco, match, function=None, labels=True, classes=True)
 @pytest.mark.parametrize(
     ("number", "values", "match"),
     [
-        *((0, {"segmentation": s}, r"a\.jpg: an invalid `segmentation`") for s in ({"counts": "9"}, 5, [["a"] * 6])),
+        *((0, {"segmentation": s}, r"a\.jpg: an invalid `segmentation`") for s in (5, [["a"] * 6])),
         (0, {"segmentation": {"size": [3, 3], "counts": "9"}}, r"a\.jpg: an invalid `segmentation`"),
-        (
-            0,
-            {"segmentation": {"size": [8, 12], "counts": "9ä"}},
-            r"`segmentation` in .*: its compressed `counts` are not ASC",
-        ),
         (0, {"segmentation": [[1, 1, 4, 1, 4, 4, 1]]}, "a polygon of 7 numbers, expected pairs"),
         (0, {"segmentation": {"a": 1}}, r"in annotation 1: expected a list of polygons, or an object with `size`"),
         (1, {"category_id": 3}, "annotation 2: category 3 is not a thing"),
-        (1, {"category_id": None}, "annotation 2: ValueError: 'None' is not a whole number"),
         (1, {"iscrowd": "nan"}, "annotation 2: .*'nan' is not a whole number"),
     ],
 )
@@ -236,7 +227,6 @@ def test_invalid_annotations(coco, number, values, match):
     ("values", "match"),
     [
         ({"width": 24, "height": 16}, r"a\.jpg of the JSON: is of an image of 24 x 16 pixels .*a\.jpg has 12 x 8"),
-        ({"width": float("nan")}, "is of an image of nan x None pixels"),
         ({"id": 2}, "two of its `images` have one id"),
         ({"id": None}, "not a COCO file .*; expected `annotations`, and `images` with `id` and `file_name`"),
     ],
@@ -261,17 +251,12 @@ FLAT = [1, 1, 4, 1, 4, 4, 1, 4]
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        *(
-            ({"segmentation": s}, None)
-            for s in ([FLAT], FLAT, [SQUARE], SQUARE, [FLAT, [1, 1, 4, 4]], [[*map(str, FLAT)]])
-        ),
-        ({"segmentation": []}, "object without a segmentation"),
+        *(({"segmentation": s}, None) for s in (FLAT, [SQUARE], SQUARE, [FLAT, [1, 1, 4, 4]], [[*map(str, FLAT)]])),
         ({"segmentation": None}, "object without a segmentation"),
         ({"segmentation": [[]]}, "object without a segmentation"),
         ({"segmentation": [[1, 1, 4, 4]]}, "object without a pixel"),
         ({"segmentation": [[0.1, 0.1, 1.04, 0.1, 1.04, 0.9]]}, "object with coordinates from 0 to 1, not in pixels"),
         ({"segmentation": [[20, 1, 30, 1, 30, 5]]}, "object without a pixel"),
-        ({"segmentation": {"size": [8, 12], "counts": [96]}}, "object without a pixel"),
     ],
 )
 def test_objects_without_area(coco, values, reason):
@@ -314,37 +299,25 @@ def test_only_crowds(coco, capsys):
     assert [crowd for _, crowd, _ in segments(coco / "one", "a")] == [0] * 4
 
 
-def test_commands(coco, capsys):
-    out = coco / "out"
-    split = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels")]
-    assert main(["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"{out}: 2 images in train; 2 stuff and 1 thing classes",
-        "classes: road, sky, car",
-        "train: used 2 images, 9 segments, of which 5 objects",
-        "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18",
-    ]
-    own = ["prepare", "folders", str(coco / "two"), "--classes", str(coco / "classes.ini"), "--split", "train"]
-    assert main([*own, *folders(coco)]) == 0
-    assert segments(coco / "two", "sub_a") == FOUND
-    assert main([*own, folders(coco)[0]]) == 2
-    assert "expected --split NAME PHOTOS LABELS [INSTANCES]" in capsys.readouterr().err
-
-
 def test_what_is_skipped_is_counted(coco, capsys):
     (coco / "labels" / "b.png").unlink()
     change(coco, lambda content: content["annotations"][1].update(segmentation=[]))
     out = coco / "out"
     split = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels")]
     lines = [
+        f"{out}: 1 image in train; 2 stuff and 1 thing classes",
+        "classes: road, sky, car",
         "train: used 1 image, 5 segments, of which 3 objects",
         f"train: skipped 1: image without a label image ({coco}/photos/b.jpg)",
         f"train: skipped 1: object without a segmentation (annotation 2, of {coco}/photos/a.jpg)",
     ]
     words = ["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]
-    for command in (words, words, ["prepare", "--check", str(out), "--samples", "0"]):  # twice: nothing is added
-        assert main(command) == 0
-        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("train:")] == lines
+    last = "next: prepare a split val for the scores, or repeat the command with --hold-out 0.2; then train small_r18"
+    for _ in range(2):  # twice: nothing is added
+        assert main(words) == 0
+        assert capsys.readouterr().out.splitlines() == [*lines, last]
+    assert main(["prepare", "--check", str(out), "--samples", "0"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("train:")] == lines[2:]
     (out / ".prepare" / "train.jsonl").write_text("{")
     assert main(["prepare", "--check", str(out), "--samples", "0"]) == 1
     assert "train.jsonl: not the journal of a conversion" in capsys.readouterr().out

@@ -87,7 +87,6 @@ def test_group_classes_become_vistas_crowds(tmp_path):
         assert ("car", 1) not in of_class
     config = json.loads((tmp_path / "out" / "vistas" / "config.json").read_text())["labels"]
     assert [k for k, label in enumerate(config) if label["evaluate"]] == [0, 3, 5, 9]
-    assert len(config) == 11
 
 
 def test_vistas_files_are_consistent(tmp_path):
@@ -167,19 +166,15 @@ def test_the_command(tmp_path, seamseg_main, capsys):
     assert capsys.readouterr().out.strip() == f"{out}: 3 images of val in coco, cityscapes"
     before = {p: p.read_bytes() for p in out.rglob("*.png")}
     assert len(before) == 3 * 4
-    capsys.readouterr()
-    assert seamseg_main(*words) == 2
-    assert "exists already; choose another folder, or overwrite it with --force" in capsys.readouterr().err
-    assert seamseg_main(*words, "--force") == 0
-    assert before == {p: p.read_bytes() for p in out.rglob("*.png")}
     for more, message in (
+        ((), "exists already; choose another folder, or overwrite it with --force"),
         (("--split", "test"), "no split 'test'"),
         (("--format", "voc"), "choose among coco, cityscapes, vistas"),
-        (("--workers", "0"), "--workers 0: must be at least 1"),
     ):
-        capsys.readouterr()
-        assert seamseg_main("prepare", "export", data, tmp_path / "o", *more) == 2
+        assert seamseg_main(*words, *more) == 2
         assert message in capsys.readouterr().err
+    assert seamseg_main(*words, "--force") == 0
+    assert before == {p: p.read_bytes() for p in out.rglob("*.png")}
 
 
 def test_overlapping_layers_are_flattened(tmp_path):

@@ -6,9 +6,8 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from support.source_files import photo, picture, segments, tree, write_json, zip_of
+from support.source_files import photo, picture, segments, tree, write_json
 
 from seamseg.cli.main import main
 from seamseg.maps.folder import DatasetFolder
@@ -16,7 +15,6 @@ from seamseg.maps.prepare import coco_instances
 from seamseg.maps.prepare.account import read_accounts
 from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.label_folders import prepare_folders
-from seamseg.models.heads.roi import mask_targets
 from seamseg.utils.errors import InputError
 
 CLASSES = """
@@ -65,7 +63,6 @@ def box(top, bottom, left, right, value=255):
 
 NUMBERS = "'person' is the only thing: labels are the numbers of its objects"
 PERSON = "[person]\nid = 1\nkind = thing\n"
-BACKGROUND = "[background]\nid = 0\nkind = stuff\n"
 TWO_AND_VOID = box(0, 2, 0, 3, 1) + box(4, 6, 0, 3, 2) + box(7, 8, 0, 5)
 ONE = box(0, 2, 0, 3, 1)
 REST = ("background", 0, 79)
@@ -77,13 +74,7 @@ PERSONS = [("person", 0, 6), ("person", 0, 6)]
     [
         (PERSON + "[void]\nids = 255\n", TWO_AND_VOID, NUMBERS, [REST, *PERSONS]),
         (PERSON + "[void]\nids = 0 255\n", TWO_AND_VOID, NUMBERS, PERSONS),
-        (BACKGROUND + PERSON + "[void]\nids = 255\n", TWO_AND_VOID, NUMBERS, [("background", 0, 79), *PERSONS]),
-        (
-            PERSON,
-            ONE,
-            "no image has more than one object: labels of 0 and 1 do not separate objects",
-            [("background", 0, 90), PERSONS[0]],
-        ),
+        (PERSON, ONE, "no image has more than one object: labels of 0 and 1", [("background", 0, 90), PERSONS[0]]),
         (PERSON + "[road]\nid = 2\nkind = stuff\n[void]\nids = 0\n", ONE, "things become crowds", [("person", 1, 6)]),
     ],
 )
@@ -100,21 +91,18 @@ MASKS = {"car_1": box(0, 4, 0, 4), "car_2": box(2, 3, 2, 6), "car_part_1": box(7
 FOUND = [("car", 0, 4), ("car", 0, 16), ("car_part", 0, 2), ("road", 0, 3)]
 
 
-@pytest.mark.parametrize("name", ["a_{}.png", "a/{}.PNG", "sub/a_{}.png"])
+@pytest.mark.parametrize("name", ["a/{}.PNG", "sub/a_{}.png"])
 def test_a_file_for_each_object(raw, name):
     for words, mask in MASKS.items():
         picture(raw / "labels" / name.format(words), mask)
     assert prepare(raw) == []
     assert segments(raw / "out", "a") == FOUND
     assert DatasetFolder(raw / "out").read_mask("a").shape[0] == 2  # two pixels are in both cars
-    zip_of(raw / "labels", raw / "labels.zip")
-    prepare(raw, "labels.zip", out="two")
-    assert tree(raw / "out") == tree(raw / "two")
     with zipfile.ZipFile(raw / "labels.zip", "w") as file:  # with the folder that holds the masks
         for path in sorted((raw / "labels").rglob("*.*")):
             file.write(path, path.relative_to(raw))
-    prepare(raw, "labels.zip", out="three")
-    assert tree(raw / "out") == tree(raw / "three")
+    prepare(raw, "labels.zip", out="two")
+    assert tree(raw / "out") == tree(raw / "two")
 
 
 def test_folders_of_classes_colours_similar_names_and_background(raw):
@@ -157,10 +145,9 @@ def test_invalid_object_files(raw):
     assert_fails(raw, r"a\.json: holds the objects: omit the divisor, and the folder of instances", "numbers")
 
 
-@pytest.mark.parametrize("color", [0, 255])
 @pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
-def test_masks_in_the_alpha_channel(raw, mode, color):
-    alpha = box(1, 3, 2, 6)
+def test_masks_in_the_alpha_channel(raw, mode):
+    alpha, color = box(1, 3, 2, 6), 255
     image = Image.new("RGB", (12, 8), (color, color, color))
     image.putalpha(Image.fromarray(alpha))
     if mode == "P":
@@ -171,15 +158,8 @@ def test_masks_in_the_alpha_channel(raw, mode, color):
     (image.convert(mode) if mode == "LA" else image).save(raw / "labels" / "a_car_1.png")
     prepare(raw)
     assert segments(raw / "out", "a") == [("car", 0, 8)]
-
-
-def test_alpha_channels_beside_colours(raw):
     pixels = np.zeros((8, 12, 4), np.uint8)
-    pixels[..., 3], pixels[:2, :3, :3] = 255, 9
-    picture(raw / "labels" / "a_car_1.png", pixels)
-    prepare(raw)
-    assert segments(raw / "out", "a") == [("car", 0, 6)]
-    pixels[0, 0, 3] = 0
+    pixels[..., 3], pixels[:2, :3, :3], pixels[0, 0, 3] = 255, 9, 0
     picture(raw / "labels" / "a_car_1.png", pixels)
     with pytest.raises(InputError, match=r"a_car_1\.png: both its colours and its alpha channel vary"):
         prepare(raw)
@@ -188,13 +168,13 @@ def test_alpha_channels_beside_colours(raw):
 def test_images_with_several_frames(raw):
     frames = [Image.new("RGB", (12, 8), (shade, 9, 9)) for shade in (0, 99)]
     (raw / "photos" / "a.jpg").unlink()
-    for name in ("a.gif", "b.png", "c.tif"):
+    for name in ("a.gif", "b.png"):
         frames[0].save(raw / "photos" / name, save_all=True, append_images=frames[1:])
-    frames[0].save(raw / "photos" / "d.jpg", format="MPO", save_all=True, append_images=frames[1:])
-    for name in "abcd":
+    frames[0].save(raw / "photos" / "c.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    for name in "abc":
         picture(raw / "labels" / f"{name}.png", box(0, 1, 0, 1, 5) + box(1, 8, 0, 1, 9))
     first = raw / "photos" / "a.gif"
-    assert prepare(raw)[1:] == [f"train: skipped 3: all frames but the first of an image (the first is {first})"]
+    assert prepare(raw)[1:] == [f"train: skipped 2: all frames but the first of an image (the first is {first})"]
     frames[0].convert("L").save(raw / "labels" / "a.png", save_all=True, append_images=[frames[1].convert("L")])
     with pytest.raises(InputError, match=r"a\.png: has several frames; a mask is one image"):
         prepare(raw)
@@ -252,12 +232,9 @@ def test_labels_of_labelme_are_the_classes(raw):
     splits = {"train": (str(raw / "photos"), str(raw / "labels"))}
     made = prepare_folders(raw / "out", splits).metadata
     assert (made.categories, made.num_stuff) == (["_background_", "bus", "car"], 1)
-
-
-def test_other_labels_need_a_class_list(raw):
-    write_json(raw / "labels" / "all.json", {"images": [], "categories": []})
+    write_json(raw / "labels" / "a.json", {"images": [], "categories": []})
     with pytest.raises(InputError, match=r"pass a class list \(`classes`\).*`seamseg prepare instances`"):
-        prepare_folders(raw / "out", {"train": (str(raw / "photos"), str(raw / "labels"))})
+        prepare_folders(raw / "out", splits)
 
 
 @pytest.mark.parametrize(
@@ -265,14 +242,11 @@ def test_other_labels_need_a_class_list(raw):
     [
         ([shape("bus")], {}, r"shape 1: the label 'bus' is not in the class list; it has road, car, car_part"),
         ([shape("car", SQUARE[:3], "rotation")], {}, "shape 1: 'rotation' with 3 points has no area"),
-        ([shape("car"), shape("car", SQUARE[:1], "point")], {}, "shape 2: 'point' with 1 points has no area"),
         ([shape("car", [[0]])], {}, "not a file of labelme .ValueError"),
         ([shape("car", [[0, 0], [9e9, 0], [0, 9]])], {}, "shape 1: a point is not a pair of finite numbers"),
         ([shape("car", [[0, 0], [9e6, 0], [0, 9]])], {}, "shape 1: a corner is more than 192 pixels away"),
-        ([shape("car", kind="mask", mask="aaaa")], {}, "shape 1: "),
         ([shape("car", kind="mask", mask=encoded(np.ones((9, 2), bool)))], {}, "its mask of 2 x 9 pixels exceeds"),
         ([shape("car")], {"imageWidth": 9}, r"is of an image of 9 x 8 pixels .* has 12 x 8"),
-        ([], {"shapes": 3}, "not a file of labelme"),
     ],
 )
 def test_invalid_labelme(raw, shapes, more, match):
@@ -310,19 +284,15 @@ def test_folders_of_splits_that_become_one(raw):
         ("0 .5 .5 .1 .1", "a box, not a polygon"),
         ("0 .5 .5 .1 .1 .1", "expected a class id and pairs of numbers"),
         ("0", "0 corners, expected 3 or more"),
+        ("2 0 0 1 0 1 1", "class 2 is the background in the class list; number the classes"),
         ("0 0 0 nan 0 1 1", "a coordinate is not from 0 to 1"),
         ("3 0 0 1 0 1 1", "value 3 has no class"),
     ],
 )
 def test_invalid_yolo(raw, line, match):
+    (raw / "classes.ini").write_text(CLASSES + "[background]\nid = 2\nkind = stuff\n")
     yolo(raw, f"0 0 0 1 0 1 1\n{line}\n")
     assert_fails(raw, rf"labels/a\.txt: line 2: {match}")
-
-
-def test_yolo_lines_of_the_background(raw):
-    (raw / "classes.ini").write_text(BACKGROUND + PERSON)
-    yolo(raw, "1 0 0 .25 0 .25 .25 0 .25\n0 0 0 1 0 1 1 0 1\n")
-    assert_fails(raw, r"a\.txt: line 2: class 0 is the background in the class list; number the classes")
 
 
 THINGS = "[car]\nid = 0\nkind = thing\n[bus]\nid = 7\nkind = thing\n"
@@ -346,7 +316,6 @@ def things(raw, form):
 
 @pytest.mark.parametrize("form", ["yolo", "labelme", "objects", "voc"])
 def test_things_only_have_a_background(raw, form):
-    """Otherwise a mask that fills its box is as good as the right one: void is ignored."""
     labels = things(raw, form)
     prepare(raw, *labels)
     metadata = DatasetFolder(raw / "out").metadata
@@ -354,12 +323,6 @@ def test_things_only_have_a_background(raw, form):
     assert metadata.original_ids == [0, 1, 7] if form == "voc" else [1, 0, 7]
     (rest, bus) = segments(raw / "out", "a")
     assert rest == ("background", 0, 96 - bus[2])
-    mask = torch.from_numpy(DatasetFolder(raw / "out").read_mask("a"))
-    number = metadata.images[0].cat.index(2)
-    whole, first = torch.tensor([[0.0, 0.0, 8.0, 12.0]]), torch.tensor([0])
-    target = mask_targets(whole, first, torch.tensor([number]), mask, (8, 12), False)
-    assert torch.equal(target[0] == 1, mask[0] == number)
-    assert (target >= 0).all()
 
 
 def test_void_background(raw, capsys):
@@ -370,21 +333,11 @@ def test_void_background(raw, capsys):
     assert DatasetFolder(raw / "out").metadata.categories == ["car", "bus"]
     assert main(words) == 2
     assert "other classes; choose another folder, or leave void (--void-background)" in capsys.readouterr().err
-    # a class that is stuff makes pixels without a label undefined
-    (raw / "classes.ini").write_text(THINGS + "[road]\nid = 3\nkind = stuff\n")
-    prepare(raw, out="stuff")
-    assert len(segments(raw / "stuff", "a")) == 1
     words = [*words[:2], str(raw / "voc"), *words[3:7], *(str(raw / name) for name in ("photos", *things(raw, "voc")))]
     assert main([*words, "--workers", "1", "--void-background"]) == 0
     assert segments(raw / "voc", "a") == [("bus", 0, 12)]
     assert main([*words[:-1], "--void-background", "--divisor", "99"]) == 0
     assert "train: no object of car, bus" in capsys.readouterr().err
-    # void labels are kept beside the background
-    labelme(raw, shape("bus", [[0, 0], [3, 0], [0, 4]]), shape("?", [[5, 0], [7, 2]], "rectangle"))
-    (raw / "classes.ini").write_text(THINGS + "[void]\nnames = ?\n")
-    prepare(raw, out="names")
-    (rest, bus) = segments(raw / "names", "a")
-    assert rest == ("background", 0, 96 - 4 - bus[2])
 
 
 def test_pascal_voc(raw):
@@ -411,9 +364,6 @@ def test_pascal_voc(raw):
     messages = prepare(raw, "SegmentationClass", "SegmentationObject", out="all", split="all")
     assert any("has the lists other, train, val, none for all, which gets all images" in text for text in messages)
     assert len(DatasetFolder(raw / "all").metadata.images) == 2
-    (lists / "empty.txt").write_text("\n")
-    with pytest.raises(InputError, match=r"empty\.txt: lists no image"):
-        prepare(raw, "SegmentationClass", split="empty")
     with pytest.raises(InputError, match=r"other\.txt: lists 'c', but it is not among the 2 files in .*photos"):
         prepare(raw, "SegmentationClass", split="other")
 
@@ -439,7 +389,6 @@ def test_images_held_out(raw, capsys):
     # more of the same images for a larger fraction
     assert held("other", "0.5")[0] == 0
     assert set(lists["val"]) < set((raw / "other" / "lst" / "val.txt").read_text().split())
-    assert "train: 3 of its images are also in the list val" in held("out", "0")[1].err
     for fraction, split, words in (
         ("nan", "train", "--hold-out nan: must be from 0 to below 1"),
         ("0.99", "train", "--hold-out 0.99: leaves no image in train"),
