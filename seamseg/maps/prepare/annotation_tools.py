@@ -52,7 +52,14 @@ def prepare_cvat(
     this name is used. `class_list`: see :func:`seamseg.maps.prepare.class_file.read_class_list`; None for
     `classes.json` in the first export.
     """
-    exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
+    exports: dict[str, dict[str, File]] = {}
+    for split, given in splits.items():
+        files = tree_files(given[1], "export of CVAT")
+        found = min((name for name in files if PurePosixPath(name).name == cvat.LABELMAP), key=len, default=None)
+        if found is None:
+            raise InputError(f"{given[1]}: not an export 'Segmentation mask 1.1' of CVAT: it has no {cvat.LABELMAP}")
+        prefix = found.removesuffix(cvat.LABELMAP)
+        exports[split] = {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
     return _prepare(out, splits, exports, class_list, options, _cvat_frames, read_cvat)
 
 
@@ -70,7 +77,15 @@ def prepare_label_studio(
 
     `splits` has by name of the list `(images, tasks)`; tasks are a JSON file, or a folder or archive of them.
     """
-    files = {name: _task_files(given[1]) for name, given in splits.items()}
+    files: dict[str, dict[str, File]] = {}
+    for split, given in splits.items():
+        path = Path(given[1])
+        if path.is_file() and path.suffix.lower() == ".json":
+            beside = path.with_name(CLASSES)
+            files[split] = {path.name: path, **({CLASSES: beside} if beside.is_file() else {})}
+        else:
+            found = tree_files(path, "tasks of Label Studio")
+            files[split] = {name: file for name, file in found.items() if name.lower().endswith(".json")}
     return _prepare(out, splits, files, class_list, options, _label_studio_frames, read_label_studio)
 
 
@@ -99,16 +114,6 @@ def _prepare(
     listed = with_background(given, options.void_background)
     frames = {name: find(split, files[name], listed, options.of_split(name)) for name, split in splits.items()}
     return convert_splits(out, listed.classes, distinct_ids(frames), partial(read, listed=listed), options)
-
-
-def _files_below(given: str, marker: str) -> dict[str, File]:
-    """Return the files of an export by path relative to the folder with `marker`."""
-    files = tree_files(given, "export of CVAT")
-    found = min((name for name in files if PurePosixPath(name).name == marker), key=len, default=None)
-    if found is None:
-        raise InputError(f"{given}: not an export 'Segmentation mask 1.1' of CVAT: it has no {marker}")
-    prefix = found.removesuffix(marker)
-    return {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
 
 
 def _image_files(folder: str) -> dict[str, File]:
@@ -168,16 +173,6 @@ def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
         return int(frame.info[code])
 
     return number_objects(labels, objects, class_of, listed.classes)
-
-
-def _task_files(given: str) -> dict[str, File]:
-    """Return the JSON files of tasks, and the class list beside them."""
-    path = Path(given)
-    if path.is_file() and path.suffix.lower() == ".json":
-        beside = path.with_name(CLASSES)
-        return {path.name: path, **({CLASSES: beside} if beside.is_file() else {})}
-    files = tree_files(given, "tasks of Label Studio")
-    return {name: file for name, file in files.items() if name.lower().endswith(".json")}
 
 
 def _label_studio_frames(

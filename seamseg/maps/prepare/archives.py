@@ -18,12 +18,7 @@ from seamseg.maps.images import image_size, open_mask
 from seamseg.maps.predictions import MANIFEST
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import is_hidden, nearest_path, read_bytes
-from seamseg.utils.limits import (
-    IMAGE_BYTES,
-    check_member,
-    inflate,
-    packed_size,
-)
+from seamseg.utils.limits import IMAGE_BYTES, check_member, inflate, packed_size
 
 T = TypeVar("T")
 _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
@@ -134,21 +129,18 @@ class SourceTree:
     def all_files(self) -> dict[str, File]:
         """Return all files by relative path, sorted, but hidden ones and folders that `prepare` or `predict` wrote.
 
-        Links to folders are followed, each folder once.
+        Links to folders are followed.
         """
         found: dict[str, File] = {}
         for folder, members in self._packed.items():
             if not any(map(is_hidden, folder.split("/"))):
                 found.update((f"{folder}/{name}".lstrip("/"), file) for name, file in members.items())
-        visited: set[str] = set()
         for parent, folders, names in os.walk(self.root, followlinks=True):
-            real, here = os.path.realpath(parent), Path(parent)
-            if real in visited or (here != self.root and _MADE & {*names, *folders}):
+            here = Path(parent)
+            if here != self.root and _MADE & {*names, *folders}:
                 folders.clear()
                 continue
-            visited.add(real)
-            # a folder has its own name rather than that of a link
-            folders[:] = sorted((n for n in folders if not is_hidden(n)), key=lambda n: ((here / n).is_symlink(), n))
+            folders[:] = [name for name in folders if not is_hidden(name)]
             found.update(((here / name).relative_to(self.root).as_posix(), here / name) for name in names)
         return {path: found[path] for path in sorted(found) if not PurePosixPath(path).name.startswith(".")}
 
@@ -179,18 +171,14 @@ def _zip_members(archive: Path) -> list[ArchiveMember]:
     for info in entries:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
             raise InputError(f"{archive}: {info.filename} is encrypted or packed in an unusual way; unpack the archive")
+        # Info-ZIP stores UTF-8 on Linux without a flag, and `zipfile` takes it for cp437
+        if not info.flag_bits & _UTF8 and not info.filename.isascii():
+            with suppress(UnicodeError):
+                info.filename = info.filename.encode("cp437").decode()
     return [
-        ArchiveMember(archive, _path_in_zip(i), i.compress_type, i.header_offset, i.compress_size, i.file_size, i.CRC)
+        ArchiveMember(archive, i.filename, i.compress_type, i.header_offset, i.compress_size, i.file_size, i.CRC)
         for i in entries
     ]
-
-
-def _path_in_zip(info: zipfile.ZipInfo) -> str:
-    """Return the path of a file. Info-ZIP stores UTF-8 on Linux without a flag, and `zipfile` takes it for cp437."""
-    if not info.flag_bits & _UTF8 and not info.filename.isascii():
-        with suppress(UnicodeError):
-            return info.filename.encode("cp437").decode()
-    return info.filename
 
 
 def _clean(path: str) -> str:

@@ -220,15 +220,13 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
     """Check image and mask of one image, in a worker process."""
     problems: list[Problem] = []
     digest = ""
-    folder = OneImageFolder(root, image)
+    folder, stated = OneImageFolder(root, image), f"{image.size[1]} x {image.size[0]}"
     try:
         photo = folder.image_path(image.id)
         width, height = open_image(photo).size
         digest = hashlib.blake2b(read_bytes(photo, "image"), digest_size=16).hexdigest()
         if (height, width) != image.size:
-            problems.append(
-                error(photo, f"{width} x {height} pixels (width x height), but metadata.bin has {_size(image.size)}")
-            )
+            problems.append(error(photo, f"{width} x {height} pixels (width x height), but metadata.bin has {stated}"))
     except InputError as failure:
         problems.append(_from_exception(failure))
     try:
@@ -239,7 +237,7 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
     for path, layer in zip(paths, layers):
         if layer.shape != image.size:
             shown = f"{layer.shape[1]} x {layer.shape[0]} pixels (width x height)"
-            problems.append(error(path, f"the mask is {shown}, but metadata.bin has {_size(image.size)}"))
+            problems.append(error(path, f"the mask is {shown}, but metadata.bin has {stated}"))
     counts = np.bincount(np.concatenate([layer.ravel() for layer in layers]))
     problems += _check_ids(image, counts, paths[0])
     counts = counts[: len(image.cat)]
@@ -356,7 +354,3 @@ def _class_rows(folder: DatasetFolder, checks: Sequence[ImageCheck]) -> tuple[li
     ]
     total = known + pixels[VOID]
     return rows, pixels[VOID] / total if total else 0.0
-
-
-def _size(size: tuple[int, int]) -> str:
-    return f"{size[1]} x {size[0]}"

@@ -17,6 +17,7 @@ from seamseg.utils.errors import InputError, describe_error, first_names
 from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json, read_ini, whole_number
 
+_THINGS, _STUFF = ("thing", "things", "1", "true"), ("stuff", "0", "false")
 _UNPAINTED = (0, 0, 0)
 BACKGROUND, IGNORED = "background", "__ignore__"
 _BACKGROUNDS = (BACKGROUND, "void", "unlabeled", "unlabelled", "ignore", "ignored")
@@ -238,7 +239,10 @@ def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
         given = {key: value for key, value in given.items() if value is not None}
         name, number = str(given["name"]), whole_number(given["id"])
         name.encode()  # JSON may hold half a character, which no file can
-        thing = _is_thing(given[kind] if kind in given or kind == "kind" else given.get("kind", 1))
+        stated = given[kind] if kind in given or kind == "kind" else given.get("kind", 1)
+        word = str(stated).strip().lower()
+        if word not in (*_THINGS, *_STUFF):
+            raise ValueError(f"{stated!r} is neither stuff nor thing")
         colour = given.get("color")
         if isinstance(colour, str):
             colour = colour.replace(",", " ").split()
@@ -248,13 +252,4 @@ def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{where}: {what}") from None
-    return {"id": number, "name": name, "thing": thing, "color": colour}
-
-
-def _is_thing(value: Any) -> bool:
-    known = {"thing": True, "things": True, "1": True, "true": True}
-    known |= {"stuff": False, "0": False, "false": False}
-    word = str(value).strip().lower()
-    if word not in known:
-        raise ValueError(f"{value!r} is neither stuff nor thing")
-    return known[word]
+    return {"id": number, "name": name, "thing": word in _THINGS, "color": colour}

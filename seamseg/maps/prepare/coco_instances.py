@@ -162,8 +162,13 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
         for a in annotations:
             where, item = f"{frame.image}: an invalid `segmentation` in {a.name}", f"{a.name}, of {frame.image}"
             runs = decode_segmentation(a.segmentation or [], size, where)
-            if not len(runs[0]) or _has_shares(a.segmentation):
-                skipped.append((_why_empty(a.segmentation or []), item))
+            polygons = _polygons(a.segmentation or []) if isinstance(a.segmentation or [], list) else None
+            if polygons and any(map(len, polygons)) and all((np.abs(p - 0.5) <= 0.6).all() for p in polygons):
+                # some tools round
+                skipped.append(("object with coordinates from 0 to 1, not in pixels", item))
+            elif not len(runs[0]):
+                empty = polygons is not None and not any(map(len, polygons))
+                skipped.append((f"object without a {'segmentation' if empty else 'pixel'}", item))
             elif (category := listed.class_of[a.category]) != VOID:
                 yield runs, category, a.crowd
             else:
@@ -181,20 +186,6 @@ def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     columns = below.ids.T.ravel()  # void where objects of a void class are
     found = stack_things(things(), size, frame, columns, lambda k: (below.cat[k], below.iscrowd[k]), listed.classes)
     return replace(found, skipped=(*found.skipped, *skipped))
-
-
-def _why_empty(segmentation: Any) -> str:
-    """Return why an object cannot be used."""
-    if _has_shares(segmentation):
-        return "object with coordinates from 0 to 1, not in pixels"
-    if isinstance(segmentation, list) and not any(map(len, _polygons(segmentation))):
-        return "object without a segmentation"
-    return "object without a pixel"
-
-
-def _has_shares(segmentation: Any) -> bool:
-    polygons = _polygons(segmentation) if isinstance(segmentation, list) else []
-    return any(map(len, polygons)) and all((np.abs(p - 0.5) <= 0.6).all() for p in polygons)  # some tools round
 
 
 def _polygons(segmentation: list[Any]) -> list[np.ndarray]:

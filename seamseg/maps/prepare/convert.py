@@ -147,7 +147,8 @@ def convert_splits(
     `read`, picklable, reads the instances of a frame. An invalid file is an InputError; the data set then has the other
     images. Two images with one id, or none or all images held out, are one, too.
     """
-    splits = _with_held_out(splits, options.hold_out)
+    if options.hold_out:
+        splits = _with_held_out(splits, options.hold_out)
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
@@ -191,11 +192,10 @@ def _convert_split(
 
 def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float) -> Mapping[str, Sequence[SourceFrame]]:
     """Move a fraction of the images to the split `val`; a hash of their ids chooses them."""
-    if fraction == 0:
-        return splits
     if VAL in splits:
         raise InputError(f"`hold_out={fraction:g}`: there is a split {VAL} already")
-    ids = sorted((frame.id for frames in splits.values() for frame in frames), key=_hash)
+    every = (frame.id for frames in splits.values() for frame in frames)
+    ids = sorted(every, key=lambda name: sha256(name.encode()).digest())
     held = set(ids[: max(1, round(fraction * len(ids)))])
     parts = {name: [frame for frame in frames if frame.id not in held] for name, frames in splits.items()}
     parts[VAL] = [frame for frames in splits.values() for frame in frames if frame.id in held]
@@ -203,10 +203,6 @@ def _with_held_out(splits: Mapping[str, Sequence[SourceFrame]], fraction: float)
     if empty:
         raise InputError(f"`hold_out={fraction:g}`: leaves no image in {empty[0]}")
     return parts
-
-
-def _hash(text: str) -> bytes:
-    return sha256(text.encode()).digest()
 
 
 def distinct_ids(splits: Mapping[str, Sequence[SourceFrame]]) -> dict[str, list[SourceFrame]]:

@@ -100,7 +100,8 @@ def prepare_folders(
     if objects is not None and (divisor or any(frame.second for frame in all_frames)):
         raise InputError(f"{objects.annotation}: holds the objects: omit the divisor, and the folder of instances")
     bare = not divisor and not all(frame.second or _has_objects(frame) for frame in all_frames)
-    numbered = bare and _one_thing(named)
+    classes = named.classes
+    numbered = bare and classes.num_thing == 1 and not any(classes.original_ids[: classes.num_stuff])
     if bare:
         if numbered:
             options.log(f"{listed.classes.categories[-1]!r} is the only thing: labels are the numbers of its objects")
@@ -252,12 +253,16 @@ def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed:
         rest = ""
         for end in reversed([k for k, letter in enumerate(name) if letter in "_/"]):
             stem = photos_by_name.path_of(name[:end])
-            category = None if stem is None else _leading_class(name[end + 1 :], listed)
-            if stem is not None and category is not None:
+            if stem is None:
+                continue
+            rest = name[end + 1 :]
+            # the class with the longest name that the rest is, or starts with
+            names = listed.classes.categories
+            fitting = [k for k, n in enumerate(names) if rest == n or rest.startswith((f"{n}_", f"{n}/"))]
+            if fitting:
                 photos_by_name.use(stem, name[:end])
-                found.setdefault(stem, []).append((category, file))
+                found.setdefault(stem, []).append((max(fitting, key=lambda k: len(names[k])), file))
                 break
-            rest = name[end + 1 :] if stem is not None else rest
         else:
             if rest:
                 raise InputError(
@@ -279,20 +284,8 @@ def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed:
     ]
 
 
-def _leading_class(text: str, listed: ClassList) -> int | None:
-    """Return the class with the longest name that a text is, or starts with before `_` or a slash."""
-    names = listed.classes.categories
-    fitting = [k for k, name in enumerate(names) if text == name or text.startswith((f"{name}_", f"{name}/"))]
-    return max(fitting, key=lambda k: len(names[k]), default=None)
-
-
 def _has_objects(frame: SourceFrame) -> bool:
     return frame.info is not None or not is_label(frame.annotation.name)
-
-
-def _one_thing(listed: ClassList) -> bool:
-    classes = listed.classes
-    return classes.num_thing == 1 and all(number == 0 for number in classes.original_ids[: classes.num_stuff])
 
 
 def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered: bool) -> Instances:
@@ -305,7 +298,16 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
         return stack_regions(found, size, frame, listed.classes)
     labels = read_map(frame.annotation)
     if numbered and frame.second is None:
-        return number_segments(labels, lambda value: (_class_of_number(value, listed), 0), listed.classes)
+
+        def class_of_number(number: int) -> tuple[int, int]:
+            """Return the thing, the last class, but for void and the rest."""
+            if listed.class_of.get(number) == VOID:
+                return VOID, 0
+            if number == 0:
+                return 0 if listed.classes.num_stuff else VOID, 0
+            return listed.classes.num_classes - 1, 0
+
+        return number_segments(labels, class_of_number, listed.classes)
     labels, numbers = labels.astype(np.int64), np.int64(0)
     if divisor:
         numbers = labels % divisor
@@ -316,14 +318,6 @@ def read_instances(frame: SourceFrame, listed: ClassList, divisor: int, numbered
         listed = replace(listed, class_of={0: VOID, **listed.class_of})
     class_of = partial(listed.class_at, source=frame.annotation)
     return number_objects(labels, numbers, class_of, listed.classes)
-
-
-def _class_of_number(number: int, listed: ClassList) -> int:
-    """Return the class of an object's number if there is one thing, which is the last class."""
-    void = listed.class_of.get(number) == VOID
-    if number == 0 and not void:
-        return 0 if listed.classes.num_stuff else VOID
-    return VOID if void else listed.classes.num_classes - 1
 
 
 def _read_object_files(frame: SourceFrame, size: tuple[int, int], listed: ClassList) -> Iterator[tuple[Runs, int]]:

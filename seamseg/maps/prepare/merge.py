@@ -58,10 +58,14 @@ def merge_datasets(
             raise InputError(f"{folder.root / 'lst'}: no list of images")
     _check_rules(folders, rules)
     classes = merged_classes(folders, rules)
-    prefixes = _prefixes(folders)
+    taken: set[str] = set()
     splits: dict[str, list[SourceFrame]] = {}
     index: dict[str | None, int] = {name: k for k, name in enumerate(classes.categories)}
-    for folder, prefix in zip(folders, prefixes):
+    for number, folder in enumerate(folders, start=1):
+        ids = {image.id for image in folder.metadata.images}
+        choices = ("", f"{_name(folder)}_", f"{_name(folder)}{number}_")
+        prefix = next(p for p in choices if p == choices[-1] or not {p + i for i in ids} & taken)
+        taken |= {prefix + i for i in ids}
         # the merged class by class of the part
         table = [index.get(_new_name(folder, name, rules), VOID) for name in folder.metadata.categories]
         for split in folder.splits:
@@ -173,18 +177,6 @@ def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
 
 def _name(folder: DatasetFolder) -> str:
     return folder.root.resolve().name
-
-
-def _prefixes(folders: Sequence[DatasetFolder]) -> list[str]:
-    taken: set[str] = set()
-    prefixes = []
-    for number, folder in enumerate(folders, start=1):
-        ids = {image.id for image in folder.metadata.images}
-        choices = ("", f"{_name(folder)}_", f"{_name(folder)}{number}_")
-        prefix = next(p for p in choices if p == choices[-1] or not {p + i for i in ids} & taken)
-        prefixes.append(prefix)
-        taken |= {prefix + i for i in ids}
-    return prefixes
 
 
 def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> SourceFrame:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_plus, urlsplit
@@ -22,12 +21,9 @@ from seamseg.utils.files import nearest_path
 
 _LABEL_SHIFT = 32
 _PART = 1 << 20
-_Paths = dict[str, list[str]]
 
 LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
 """Lossless formats of label images and masks."""
-_FEW = 8
-"""Files of one name that are compared one by one."""
 COCO_JSON = "; one JSON file of all images, as of COCO, is for `seamseg prepare instances` or `panoptic`"
 """Hint for a JSON file in the place of labels."""
 _UPLOADED = re.compile(r"(?<![^/])upload/\d+/")
@@ -91,9 +87,18 @@ class FilesByName:
     def __init__(self, files: Mapping[str, File], wanted: Iterable[str] = (), same_tree: bool = False) -> None:
         self._files = files
         self._wanted = frozenset(wanted)
-        self._tops = _tops_of_archives(files, self._wanted) if same_tree else {}
+        # the folder that holds all files of an archive, where no name has this folder
+        self._tops: dict[Path, str] = {}
+        if same_tree:
+            tops: dict[Path, set[str]] = {}
+            for path, file in files.items():
+                if isinstance(file, ArchiveMember):
+                    tops.setdefault(file.archive, set()).add(path.partition("/")[0])
+            known = {folder for name in self._wanted for folder in PurePosixPath(name).parts[:-1]}
+            self._tops = {
+                archive: next(iter(top)) for archive, top in tops.items() if len(top) == 1 and not top & known
+            }
         self._paths: dict[str, list[str]] = {}
-        self._by_folder: dict[str, tuple[_Paths, _Paths]] = {}  # by any folder, and by the rarest
         self._used: dict[str, str] = {}
         for path in files:
             if path not in self._wanted:
@@ -121,7 +126,7 @@ class FilesByName:
             if spelling in self._files:
                 return [spelling]
             *folders, own = PurePosixPath(spelling).parts or ("",)
-            fitting = (path for path in self._candidates(folders, own) if self._fits(folders, path))
+            fitting = (path for path in self._paths.get(own, []) if self._fits(folders, path))
             found = list(islice(fitting, 2))
             if len(found) == 1:
                 break
@@ -139,43 +144,11 @@ class FilesByName:
             raise InputError(f"{self._files[path]}: is the only file for both {before!r} and {name!r}; one is missing")
         return self._files[path]
 
-    def _candidates(self, folders: Sequence[str], name: str) -> Iterable[str]:
-        """Return the files of a name that may fit: of one name there may be as many as images, `FRAME/rgb.png`."""
-        paths = self._paths.get(name, [])
-        if len(paths) <= _FEW or not folders:
-            return paths
-        if name not in self._by_folder:
-            every: _Paths = defaultdict(list)
-            rarest: _Paths = defaultdict(list)
-            for path in paths:
-                for folder in dict.fromkeys(self._folders(path)):
-                    every[folder].append(path)
-            for path in paths:
-                rarest[min(self._folders(path), key=lambda folder: len(every[folder]), default="")].append(path)
-            self._by_folder[name] = every, rarest
-        every, rarest = self._by_folder[name]
-        # all folders of the file are among these, or these among those of the file
-        within = (rarest.get(folder, []) for folder in dict.fromkeys(["", *folders]))
-        fewest = min(folders, key=lambda folder: len(every.get(folder, [])))
-        return dict.fromkeys(chain(*within, every.get(fewest, [])))
-
     def _fits(self, folders: Sequence[str], path: str) -> bool:
-        own = self._folders(path)
-        return _is_within(own, folders) or _is_within(folders, own)
-
-    def _folders(self, path: str) -> Sequence[str]:
         own = PurePosixPath(path).parts[:-1]
-        return own[1:] if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)) else own
-
-
-def _tops_of_archives(files: Mapping[str, File], names: Iterable[str]) -> dict[Path | None, str]:
-    """Return the folder that holds all files of an archive, by archive, where no name has this folder."""
-    tops: dict[Path | None, set[str]] = {}
-    for path, file in files.items():
-        if isinstance(file, ArchiveMember):
-            tops.setdefault(file.archive, set()).add(path.partition("/")[0])
-    known = {folder for name in names for folder in PurePosixPath(name).parts[:-1]}
-    return {archive: next(iter(top)) for archive, top in tops.items() if len(top) == 1 and not top & known}
+        if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)):
+            own = own[1:]
+        return _is_within(own, folders) or _is_within(folders, own)
 
 
 def _is_within(some: Sequence[str], all_of: Sequence[str]) -> bool:

@@ -140,19 +140,12 @@ class DatasetWriter:
         for name in lists:
             listed = set(self._listed(name))
             for frame in frames:
-                if frame.id in listed and (files := self._files(frame.id)) and not self._is_stored(frame, files[0]):
+                files = self._files(frame.id) if frame.id in listed else []
+                if files and not _is_same(frame.image, self.root / files[0]):
                     raise InputError(
                         f"{frame.image}: {self.root} has another image of the name {frame.id!r}, in the list {name}; "
                         "convert both lists with one command, or choose another folder"
                     )
-
-    def _is_stored(self, frame: SourceFrame, stored: str) -> bool:
-        photo, path = frame.image, self.root / stored
-        if isinstance(photo, Path) and photo.samefile(path):
-            return True
-        if photo.suffix.lower() not in IMAGE_EXTENSIONS:
-            return np.array_equal(np.asarray(decoded(photo, open_image)), np.asarray(open_image(path)))
-        return read_file(photo) == read_file(path)
 
     def shared_images(self, split: str) -> dict[str, int]:
         """Return how many images a list shares with each other list."""
@@ -170,7 +163,13 @@ class DatasetWriter:
         an InputError. What is converted is kept.
         """
         ids = [frame.id for frame in frames]
-        self._check_names(split, frames, ids)
+        if len(set(ids)) != len(ids):
+            twice = next(i for i, count in Counter(ids).items() if count > 1)
+            photos = " and ".join(str(frame.image) for frame in frames if frame.id == twice)
+            raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
+        invalid = next((i for i in ids if not self._is_valid(i)), None)
+        if invalid is not None:
+            raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
         journal = Journal(self.root, split, self.classes)
         records = {k: r for k, r in journal.read().items() if all((self.root / f).is_file() for f in r["files"])}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f, read)]
@@ -201,15 +200,6 @@ class DatasetWriter:
             self._images.update((r["id"], _info(r)) for r in ordered)
             append({"account": asdict(self.accounts[split])})
         return len(todo) - failed
-
-    def _check_names(self, split: str, frames: Sequence[SourceFrame], ids: Sequence[str]) -> None:
-        if len(set(ids)) != len(ids):
-            twice = next(i for i, count in Counter(ids).items() if count > 1)
-            photos = " and ".join(str(frame.image) for frame in frames if frame.id == twice)
-            raise InputError(f"{split}: two images of the source have the name {twice!r}: {photos}")
-        invalid = next((i for i in ids if not self._is_valid(i)), None)
-        if invalid is not None:
-            raise InputError(f"{split}: {invalid!r} is not a valid image name, a line of UTF-8")
 
     def _failure(self) -> SeamsegError:
         """Return the error of the images that fail, after a line on stderr for each of several."""
@@ -249,6 +239,14 @@ class DatasetWriter:
     def _listed(self, split: str) -> list[str]:
         path = self.root / "lst" / f"{split}.txt"
         return read_text(path, "list of images").splitlines()
+
+
+def _is_same(photo: File, stored: Path) -> bool:
+    if isinstance(photo, Path) and photo.samefile(stored):
+        return True
+    if photo.suffix.lower() not in IMAGE_EXTENSIONS:
+        return np.array_equal(np.asarray(decoded(photo, open_image)), np.asarray(open_image(stored)))
+    return read_file(photo) == read_file(stored)
 
 
 def _info(record: dict[str, Any]) -> ImageInfo:
@@ -310,7 +308,14 @@ def _write_frame(
         with replacing(root / path) as temporary:
             # id maps consist of runs: half the time of the default search of zlib, and smaller files
             Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
-    _remove_older(root, photo, masks)
+    # what an earlier conversion wrote, in another format or in further layers
+    for other in {*IMAGE_EXTENSIONS} - {photo.suffix}:
+        (root / photo).with_suffix(other).unlink(missing_ok=True)
+    for number in itertools.count(len(masks)):
+        further_layer = root / f"{masks[0]}.{number}"
+        if not further_layer.is_file():
+            break
+        further_layer.unlink()
     return {
         "id": frame.id,
         "file_name": frame.file_name,
@@ -323,17 +328,6 @@ def _write_frame(
         "files": [str(photo), *map(str, masks)],
         "stamp": _stamp(frame, read),  # of an image that is linked now
     }
-
-
-def _remove_older(root: Path, photo: Path, masks: Sequence[Path]) -> None:
-    """Remove what an earlier conversion wrote for an image: in another format, or in further layers."""
-    for extension in {*IMAGE_EXTENSIONS} - {photo.suffix}:
-        (root / photo).with_suffix(extension).unlink(missing_ok=True)
-    for layer in itertools.count(len(masks)):
-        path = root / f"{masks[0]}.{layer}"
-        if not path.is_file():
-            break
-        path.unlink()
 
 
 def check_size(file: File, found: tuple[int, ...], photo: File, size: tuple[int, int]) -> None:
@@ -365,13 +359,10 @@ def store_image(source: File, target: Path, link: Link) -> None:
             temporary.write_bytes(source.read_bytes())
         elif link == "symbolic":
             temporary.symlink_to(source.resolve())
-        elif link == "copy" or not _hard_link(source, temporary):
+        elif link == "copy":
             shutil.copyfile(source, temporary)
-
-
-def _hard_link(source: Path, target: Path) -> bool:
-    try:
-        os.link(source.resolve(), target)
-    except OSError:  # another disk, a file system without links, a file of another user
-        return False
-    return True
+        else:
+            try:
+                os.link(source.resolve(), temporary)
+            except OSError:  # another disk, a file system without links, a file of another user
+                shutil.copyfile(source, temporary)
