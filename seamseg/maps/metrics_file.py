@@ -31,7 +31,15 @@ class MetricsFile:
         if folder is None:
             return
         path = folder / METRICS_NAME
-        kept = [] if resumed is None or not path.exists() else [m for m in read_metrics(path) if _within(m, *resumed)]
+        kept = []
+        if resumed is not None and path.exists():
+            step, epoch = resumed
+            # the validation of an unfinished epoch is repeated, at the same step
+            kept = [
+                m
+                for m in read_metrics(path)
+                if m["step"] <= step and (m["kind"] != "validation" or m["epoch"] <= epoch)
+            ]
         write_atomically(path, b"".join(json.dumps(m).encode() + b"\n" for m in kept))
         try:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
@@ -65,11 +73,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         with suppress(ValueError):  # written in part: the disk was full
             metrics.append(json.loads(line))
     return metrics
-
-
-def _within(line: dict[str, Any], step: int, epoch: int) -> bool:
-    # the validation of an unfinished epoch is repeated, at the same step
-    return line["step"] <= step and (line["kind"] != "validation" or line["epoch"] <= epoch)
 
 
 def _finite(value: Any) -> Any:

@@ -118,7 +118,14 @@ class _FilePair:
             raise InputError(f"{gt.path}: {len(gt.categories)} categories, at most {_MOST_CATEGORIES} are supported")
         if not gt.annotations:
             raise InputError(f"{gt.path}: the ground truth has no annotated image")
-        _warn_of_category_names(gt, pred)
+        names = {c.id: c.name for c in gt.categories}
+        other = next((c for c in pred.categories or [] if c.name != names.get(c.id, c.name)), None)
+        if other is not None:
+            warn(
+                f"{pred.path}: category {other.id} is called {other.name!r}, but {names[other.id]!r} in {gt.path}; "
+                "categories are compared by their ids",
+                stacklevel=3,
+            )
         self.gt, self.pred = gt, pred
         self._class_of = {c.id: index for index, c in enumerate(gt.categories)}
         self._prediction_of = _match_images(gt, pred)
@@ -148,38 +155,22 @@ class _FilePair:
         return image_record(comparison, single.scores(), image.size, image_id, photo, *names)
 
 
-def _warn_of_category_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
-    gt_names = {c.id: c.name for c in gt.categories or []}
-    for c in pred.categories or []:
-        if c.name != gt_names.get(c.id, c.name):
-            warn(
-                f"{pred.path}: category {c.id} is called {c.name!r}, but {gt_names[c.id]!r} in {gt.path}; "
-                "categories are compared by their ids",
-                stacklevel=4,
-            )
-            return
-
-
 def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:
     by_id = {a.image_id: a for a in pred.annotations}
     by_name: dict[str, list[Annotation]] = {}
     for annotation in pred.annotations:
         by_name.setdefault(_image_stem(str(annotation.image_id)), []).append(annotation)
-
-    def prediction_of(annotation: Annotation) -> Annotation | None:
-        name = gt.image_names.get(annotation.image_id, annotation.file_name)
-        path = PurePosixPath(name)
-        stem = str(path.with_suffix("")) if path.name else name
-        candidates = by_name.get(_image_stem(stem), [])
-        only = candidates[0] if len(candidates) == 1 else None
-        return by_id.get(annotation.image_id) or by_id.get(stem) or only
-
     found: dict[int | str, Annotation] = {}
     missing = []
     for annotation in gt.annotations:
         if annotation.image_id in found:
             raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
-        prediction = prediction_of(annotation)
+        name = gt.image_names.get(annotation.image_id, annotation.file_name)
+        path = PurePosixPath(name)
+        stem = str(path.with_suffix("")) if path.name else name
+        candidates = by_name.get(_image_stem(stem), [])
+        only = candidates[0] if len(candidates) == 1 else None
+        prediction = by_id.get(annotation.image_id) or by_id.get(stem) or only
         if prediction is None:
             missing.append(annotation.image_id)
         else:

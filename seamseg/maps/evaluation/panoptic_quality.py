@@ -108,7 +108,11 @@ class LegacyPanopticQuality(PanopticQuality):
     def result(self, classes: Sequence[ClassInfo], ious: Sequence[float]) -> PanopticScores:
         """Compute the scores of all images so far; absent classes count as 0."""
         official = super().result(classes, ious)
-        scores = average_classes([_nan_as_zero(c) for c in official.per_class], self.n_images)
+        per_class = []
+        for c in official.per_class:
+            pq, sq, rq, dagger = (0.0 if math.isnan(v) else v for v in (c.PQ, c.SQ, c.RQ, c.PQ_dagger))
+            per_class.append(replace(c, PQ=pq, SQ=sq, RQ=rq, PQ_dagger=dagger))
+        scores = average_classes(per_class, self.n_images)
         miou = self.mean_iou(ious)
         return replace(scores, mIoU=miou, mIoU_segments=miou)
 
@@ -132,11 +136,6 @@ def average_classes(per_class: Sequence[ClassScores], n_images: int) -> Panoptic
     return PanopticScores(
         **means, PQ_dagger=dagger, mIoU=iou, mIoU_segments=iou, n_images=n_images, per_class=per_class
     )
-
-
-def _nan_as_zero(scores: ClassScores) -> ClassScores:
-    pq, sq, rq, dagger = (0.0 if math.isnan(v) else v for v in (scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger))
-    return replace(scores, PQ=pq, SQ=sq, RQ=rq, PQ_dagger=dagger)
 
 
 def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], where: str | Path) -> None:

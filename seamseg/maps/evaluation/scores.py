@@ -398,8 +398,31 @@ class PanopticScores(Scores):
         if self.mIoU != self.mIoU_segments and not math.isnan(self.mIoU_segments):
             segments = _percent(self.mIoU_segments).strip()
             miou = f"mIoU is of each pixel's class; where pixels without a segment count as wrong, it is {segments}"
-        parts = [*_mean_lines(self), "", miou, *instances, "", *_class_lines(self)]
-        return [*parts, "", _image_count(self.n_images)]
+        means: list[tuple[str, list[float | str]]] = []
+        things, stuff = ([c for c in self.per_class if c.info.isthing == kind] for kind in (True, False))
+        groups = (("all", "", self.per_class), ("things", "_things", things), ("stuff", "_stuff", stuff))
+        for title, suffix, members in groups:
+            quality = [getattr(self, key + suffix) for key in ("PQ", "SQ", "RQ")]
+            overall = ("", "") if suffix else (self.PQ_dagger, self.mIoU)
+            found = f"{sum(c.TP + c.FP + c.FN > 0 for c in members)}/{len(members)}"
+            means.append((title, [*quality, *overall, f"{found:>9}"]))
+        occurring = [c for c in self.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
+        width = _width("class", occurring)
+        classes: list[tuple[str, list[float | str]]] = []
+        for c in occurring:
+            name = f"{one_line(c.info.name):<{width}}  {'thing' if c.info.isthing else 'stuff'}"
+            classes.append((name, [c.PQ, c.SQ, c.RQ, c.IoU, *(f"{n:>8}" for n in (c.TP, c.FP, c.FN))]))
+        heads = ("PQ", "SQ", "RQ", "IoU", *(f"{count:>8}" for count in ("TP", "FP", "FN")))
+        return [
+            *percent_lines("", ("PQ", "SQ", "RQ", "PQ†", "mIoU", "  classes"), means, 8),
+            "",
+            miou,
+            *instances,
+            "",
+            *percent_lines(f"{'class':<{width}}  kind", heads, classes, width + 7),
+            "",
+            _image_count(self.n_images),
+        ]
 
 
 HEADLINE = (
@@ -460,32 +483,6 @@ def percent_lines(
 def _percent(value: float) -> str:
     """Format a fraction in percent, in seven characters."""
     return f"{'-':>7}" if math.isnan(value) else f"{100 * value:>7.2f}"
-
-
-def _mean_lines(scores: PanopticScores) -> list[str]:
-    rows: list[tuple[str, list[float | str]]] = []
-    groups = (
-        ("all", "", scores.per_class),
-        ("things", "_things", [c for c in scores.per_class if c.info.isthing]),
-        ("stuff", "_stuff", [c for c in scores.per_class if not c.info.isthing]),
-    )
-    for title, suffix, members in groups:
-        means = [getattr(scores, key + suffix) for key in ("PQ", "SQ", "RQ")]
-        overall = ("", "") if suffix else (scores.PQ_dagger, scores.mIoU)
-        occurring = sum(c.TP + c.FP + c.FN > 0 for c in members)
-        rows.append((title, [*means, *overall, f"{f'{occurring}/{len(members)}':>9}"]))
-    return percent_lines("", ("PQ", "SQ", "RQ", "PQ†", "mIoU", "  classes"), rows, 8)
-
-
-def _class_lines(scores: PanopticScores) -> list[str]:
-    occurring = [c for c in scores.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
-    width = _width("class", occurring)
-    rows: list[tuple[str, list[float | str]]] = []
-    for c in occurring:
-        name = f"{one_line(c.info.name):<{width}}  {'thing' if c.info.isthing else 'stuff'}"
-        rows.append((name, [c.PQ, c.SQ, c.RQ, c.IoU, *(f"{n:>8}" for n in (c.TP, c.FP, c.FN))]))
-    heads = ("PQ", "SQ", "RQ", "IoU", *(f"{count:>8}" for count in ("TP", "FP", "FN")))
-    return percent_lines(f"{'class':<{width}}  kind", heads, rows, width + 7)
 
 
 def _image_count(count: int) -> str:

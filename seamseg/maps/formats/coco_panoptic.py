@@ -87,11 +87,16 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
     for entry in annotation.segments_info:
         try:
             identity, category = whole_number(entry["id"]), whole_number(entry["category_id"])
-            annotated = entry.get("area")
-            area = None if annotated is None else _area(annotated)
+            area = entry.get("area")
+            if area is not None:  # like the official tools, with fractions of a pixel
+                area = float(area)
+                area = int(area) if area.is_integer() else area
+                if not math.isfinite(area):
+                    raise ValueError(f"area {area}")
             # like the official tools: 1 or true, nothing else
             crowd = entry.get("iscrowd", 0) == 1
-            score = _score(entry.get("score"))
+            score = None if entry.get("score") is None else float(entry["score"])
+            score = score if score is not None and math.isfinite(score) else None
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(
                 f"{source}: image {annotation.image_id}: invalid segment ({type(error).__name__}: {error})"
@@ -116,20 +121,6 @@ def _category(entry: dict[str, Any]) -> ClassInfo:
     if entry["isthing"] not in (0, 1):
         raise ValueError(f"isthing {entry['isthing']!r:.40}, expected 0 or 1")
     return ClassInfo(str(entry.get("name", entry["id"])), whole_number(entry["id"]), bool(entry["isthing"]))
-
-
-def _area(value: Any) -> int | float:
-    """Parse an area; like the official tools, with fractions of a pixel."""
-    area = float(value)
-    if not math.isfinite(area):
-        raise ValueError(f"area {value}")
-    return int(area) if area.is_integer() else area
-
-
-def _score(value: Any) -> float | None:
-    """Parse an optional score; None if it is not finite."""
-    score = math.nan if value is None else float(value)
-    return score if math.isfinite(score) else None
 
 
 def _colours(content: dict[str, Any]) -> dict[int, tuple[int, int, int]]:

@@ -72,14 +72,12 @@ class CocoPanopticWriter:
                         if identity in ids:
                             raise InputError(f"{self.json_path}: two images have the id {identity}; ids must be unique")
                         ids.add(identity)
-            file.write(f'], "categories": {json.dumps(self._categories())}}}\n')
+            categories = [
+                {"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(colour)}
+                for c, colour in zip(self.classes, self.palette)
+            ]
+            file.write(f'], "categories": {json.dumps(categories)}}}\n')
         return self.json_path
-
-    def _categories(self) -> list[dict[str, Any]]:
-        return [
-            {"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(colour)}
-            for c, colour in zip(self.classes, self.palette)
-        ]
 
 
 def encode_panoptic(
@@ -89,7 +87,12 @@ def encode_panoptic(
 
     The values are ids close to the colours of the classes (`palette`); the order of the segments is preserved.
     """
-    new_ids = _assign_ids(segments, palette)
+    # one search for each class: the ids before its position are used
+    near = {category: _ids_near(tuple(palette[category])) for category in {s.category for s in segments}}
+    used, new_ids = {0}, list[int]()
+    for s in segments:
+        new_ids.append(next(i for i in near[s.category] if i not in used))
+        used.add(new_ids[-1])
     annotation = {
         "image_id": image_id,
         "file_name": f"{image_id}.png",
@@ -117,18 +120,6 @@ def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:
     if segment.score is not None:
         entry["score"] = round(segment.score, 6)
     return entry
-
-
-def _assign_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]]) -> list[int]:
-    used = {0}
-    out = []
-    # one search for each class: the ids before its position are used
-    near = {category: _ids_near(tuple(palette[category])) for category in {s.category for s in segments}}
-    for s in segments:
-        identity = next(i for i in near[s.category] if i not in used)
-        used.add(identity)
-        out.append(identity)
-    return out
 
 
 def _ids_near(colour: tuple[int, ...]) -> Iterator[int]:

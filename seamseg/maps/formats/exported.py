@@ -136,7 +136,11 @@ class ExportedMetadata:
             for name in ("mean", "std", "size", "sides", "reference", "query_classes"):
                 if given.get(name) is not None:
                     given[name] = tuple(given[name])
-            given["maps"] = {name: _map_format(spec) for name, spec in given.get("maps", {}).items()}
+            maps = given.get("maps", {})
+            for spec in maps.values():
+                if spec.get("mirror") is not None:
+                    spec["mirror"] = tuple(spec["mirror"])
+            given["maps"] = {name: MapFormat(**spec) for name, spec in maps.items()}
             return ExportedMetadata(extra=extra, **given)
         except (InputError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             reason = one_line(error)[:200]
@@ -150,8 +154,3 @@ def _classes(content: dict[str, Any], source: str) -> Metadata:
     if content["palette"]:
         return metadata_of(content, f"{source}: metadata")
     return Metadata(0, len(content["categories"]), content["categories"], [], [])
-
-
-def _map_format(content: dict[str, Any]) -> MapFormat:
-    mirror = content.get("mirror")
-    return MapFormat(**{**content, "mirror": None if mirror is None else tuple(mirror)})

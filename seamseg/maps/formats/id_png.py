@@ -134,23 +134,23 @@ def _read(path: str | Path, data: bytes | None = None) -> IdRuns | np.ndarray:
             check_memory(path, "PNG", (width, height), MASK_BYTES * height * width + 2 * len(data))
             with suppress(ValueError):  # rare: Pillow then reads the file or raises
                 return decode_id_runs(*fast)
-        return _read_by_pillow(data, path)
+        with open_pillow(io.BytesIO(data)) as image:
+            check_memory(path, str(image.format), image.size, memory_needed(image, MASK_BYTES))
+            if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
+                raise InputError(
+                    f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}"
+                )
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
+            words = np.frombuffer(bytearray(rgb.tobytes("raw", "RGBX")), "<u4")
+            words &= MAX_ID
+            if data.startswith(_SIGNATURE):
+                check_png(data)
+            return words.reshape(image.height, image.width)
 
 
 def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None:
     """Return compressed rows, height and width of a PNG for the compiled decoder; ValueError for broken files."""
-    header, parts, animated = _header_and_rows(data)
-    width, height, bits = struct.unpack_from(">IIB", header)
-    if bits > 8:
-        raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one has {bits} bits a channel")
-    if animated or header[8:] != _FAST_HEADER or not 0 < width * height < 1 << 30:
-        return None
-    return b"".join(parts), height, width
-
-
-def _header_and_rows(data: bytes) -> tuple[bytes, list[memoryview], bool]:
-    """Return header and compressed rows of a PNG, and whether it is animated; ValueError if it is broken."""
-    header, parts, animated = b"", [], False
+    header, parts, animated = b"", list[memoryview](), False
     for kind, content in _chunks(data):
         if kind == b"IHDR":
             if header:
@@ -162,7 +162,12 @@ def _header_and_rows(data: bytes) -> tuple[bytes, list[memoryview], bool]:
             animated = True
     if len(header) != 13:
         raise ValueError("it has no header")
-    return header, parts, animated
+    width, height, bits = struct.unpack_from(">IIB", header)
+    if bits > 8:
+        raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one has {bits} bits a channel")
+    if animated or header[8:] != _FAST_HEADER or not 0 < width * height < 1 << 30:
+        return None
+    return b"".join(parts), height, width
 
 
 def check_png(data: bytes) -> None:
@@ -186,16 +191,3 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
             raise ValueError(f"the checksum of its {kind.decode('latin-1')} chunk at byte {at} is wrong")
         yield kind, view[at + 8 : end]
         at = end + 4
-
-
-def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
-    with open_pillow(io.BytesIO(data)) as image:
-        check_memory(path, str(image.format), image.size, memory_needed(image, MASK_BYTES))
-        if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
-            raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}")
-        rgb = image if image.mode == "RGB" else image.convert("RGB")
-        words = np.frombuffer(bytearray(rgb.tobytes("raw", "RGBX")), "<u4")
-        words &= MAX_ID
-        if data.startswith(_SIGNATURE):
-            check_png(data)
-        return words.reshape(image.height, image.width)

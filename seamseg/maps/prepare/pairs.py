@@ -88,16 +88,15 @@ class FilesByName:
         self._files = files
         self._wanted = frozenset(wanted)
         # the folder that holds all files of an archive, where no name has this folder
-        self._tops: dict[Path, str] = {}
+        self._tops: dict[Path | None, str] = {}
         if same_tree:
             tops: dict[Path, set[str]] = {}
             for path, file in files.items():
                 if isinstance(file, ArchiveMember):
                     tops.setdefault(file.archive, set()).add(path.partition("/")[0])
             known = {folder for name in self._wanted for folder in PurePosixPath(name).parts[:-1]}
-            self._tops = {
-                archive: next(iter(top)) for archive, top in tops.items() if len(top) == 1 and not top & known
-            }
+            single = {archive: top for archive, top in tops.items() if len(top) == 1}
+            self._tops = {archive: top.pop() for archive, top in single.items() if not top & known}
         self._paths: dict[str, list[str]] = {}
         self._used: dict[str, str] = {}
         for path in files:

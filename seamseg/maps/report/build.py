@@ -50,10 +50,25 @@ def write_report(
     """
     evaluations = [evaluation] if against is None else [evaluation, against]
     if against is not None:
-        _check_same_classes(evaluation, against)
-    runs = [_counted(one) for one in evaluations]
+        names = [[(c.name, c.isthing) for c in run.classes] for run in evaluations]
+        if names[0] != names[1]:
+            other = next((b for a, b in zip(*names) if a != b), None)
+            detail = f", for example {other[0]!r}" if other else f": {len(names[1])}, not {len(names[0])}"
+            raise InputError(
+                f"{against.folder}: its classes differ from {evaluation.folder}{detail}; compare runs on one data set"
+            )
+    runs = [ReportRun(one) for one in evaluations]
+    for run in runs:
+        for image in run.evaluation.images():
+            run.add(image)
+        if not run.images:
+            raise InputError(
+                f"{run.evaluation.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`"
+            )
     joined, unpaired = _join(runs)
-    values = [entries[0].pq if against is None else _pq_change(*entries) for entries in joined]
+    values = [first.pq for first, *_ in joined]
+    if against is not None:
+        values = [None if a.pq is None or b.pq is None else a.pq - b.pq for a, b in joined]
     chosen = [joined[k] for k in select_extremes(values, images)]
     build = partial(image_block, photos=photos or evaluation.photos, size=size)
     return write_page(Path(path), summary_block(runs, chosen, unpaired), _records(evaluations, chosen), build, progress)
@@ -79,27 +94,6 @@ def write_page(
         file.writelines(_json_block("ending", {"without_photo": without}))
         file.write(after)
     return ReportSummary(count, without, problems)
-
-
-def _counted(evaluation: Evaluation) -> ReportRun:
-    run = ReportRun(evaluation)
-    for image in evaluation.images():
-        run.add(image)
-    if not run.images:
-        raise InputError(
-            f"{evaluation.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`"
-        )
-    return run
-
-
-def _check_same_classes(evaluation: Evaluation, against: Evaluation) -> None:
-    names = [[(c.name, c.isthing) for c in run.classes] for run in (evaluation, against)]
-    if names[0] != names[1]:
-        other = next((b for a, b in zip(*names) if a != b), None)
-        detail = f", for example {other[0]!r}" if other else f": {len(names[1])}, not {len(names[0])}"
-        raise InputError(
-            f"{against.folder}: its classes differ from {evaluation.folder}{detail}; compare runs on one data set"
-        )
 
 
 def _join(runs: Sequence[ReportRun]) -> tuple[list[tuple[ImageEntry, ...]], int]:
@@ -153,10 +147,6 @@ def find_evaluation(run: str | Path) -> Evaluation:
         f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / 'evaluation'}` (model) "
         f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"
     )
-
-
-def _pq_change(image: ImageEntry, baseline: ImageEntry) -> float | None:
-    return None if image.pq is None or baseline.pq is None else image.pq - baseline.pq
 
 
 def select_extremes(values: Sequence[float | None], count: int) -> list[int]:

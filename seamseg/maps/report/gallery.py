@@ -89,16 +89,15 @@ def _read_manifest(path: Path) -> tuple[list[_Predicted], int]:
             except ValueError:
                 continue  # written in part: the process was killed
             try:
-                done[line["name"]] = _predicted(line) if line["status"] == "ok" else None
+                done[line["name"]] = None
+                if line["status"] == "ok":
+                    counts: dict[str, int] = next((line[key] for key in _COUNTED if key in line), {})
+                    overlay = next((name for name in line["outputs"] if name.lower().endswith(".jpg")), None)
+                    size = line["width"], line["height"]
+                    done[line["name"]] = _Predicted(line["name"], size, counts, overlay)
             except (ValueError, LookupError, TypeError) as error:
                 raise InputError(f"{path}, line {number}: not a line of `seamseg predict`: {error}") from None
     found = sorted((one for one in done.values() if one is not None), key=lambda one: one.name)
     if not any(one.overlay for one in found):
         raise InputError(f"{path.parent}: holds no overlay; predict with --format overlay, also beside other formats")
     return found, len(done) - len(found)
-
-
-def _predicted(line: dict[str, Any]) -> _Predicted:
-    counts: dict[str, int] = next((line[key] for key in _COUNTED if key in line), {})
-    overlay = next((name for name in line["outputs"] if name.lower().endswith(".jpg")), None)
-    return _Predicted(line["name"], (line["width"], line["height"]), counts, overlay)

@@ -97,21 +97,19 @@ def _map(
     problems: list[str],
 ) -> str:
     try:
-        indices = _indices(join_inside(folder, name), segments, image, shape)
+        path = join_inside(folder, name)
+        ids = read_id_png(path)
+        if ids.shape != (image.height, image.width):
+            raise InputError(
+                f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were "
+                "evaluated; evaluate again with `seamseg evaluate --out`"
+            )
+        numbers = [(s.id, k) for k, s in enumerate(segments, start=1)]
+        indices = look_up(resize_nearest(ids, shape), numbers, np.uint16)
     except InputError as error:
         problems.append(f"{image.image_id}: {error}")
-        indices = np.zeros(shape, np.int64)
+        indices = np.zeros(shape, np.uint16)
     return encode_index_map(indices, len(segments))
-
-
-def _indices(path: Path, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> np.ndarray:
-    ids = read_id_png(path)
-    if ids.shape != (image.height, image.width):
-        raise InputError(
-            f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were evaluated; "
-            "evaluate again with `seamseg evaluate --out`"
-        )
-    return look_up(resize_nearest(ids, shape), [(s.id, k) for k, s in enumerate(segments, start=1)], np.uint16)
 
 
 def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[list[Any]]:

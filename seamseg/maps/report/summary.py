@@ -163,7 +163,9 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     default_colors = distinct_colors(len(first.classes)).tolist()
     # by position: the keys of per_class are made unique, the names of the classes need not be
     scored = [list(e.scores["per_class"].values()) for e in evaluations]
-    average = [_average_precision(e) for e in evaluations]
+    # of each thing class, of masks if available, else of boxes; empty if not measured
+    measured = [next((e.scores[kind] for kind in AP_KINDS if e.scores.get(kind)), None) for e in evaluations]
+    average = [[] if one is None else list(one["per_class"].values()) for one in measured]
     rows = []
     for k, info in enumerate(first.classes):
         colour = first.colours[k]
@@ -179,12 +181,6 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
             row["AP"] = [of[sum(things[:k])] if info.isthing and of else None for of in average]
         rows.append(row)
     return rows
-
-
-def _average_precision(evaluation: Evaluation) -> list[float | None]:
-    """Return the AP of each thing class, of masks if available, else of boxes; empty if not measured."""
-    found = next((evaluation.scores[kind] for kind in AP_KINDS if evaluation.scores.get(kind)), None)
-    return [] if found is None else list(found["per_class"].values())
 
 
 _PEAKS = ("reserved_peak_gib", "rss_peak_gib")
@@ -228,11 +224,9 @@ def summarise_training(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] |
         "images_per_second": median(speeds) if speeds else None,
         "memory_gib": next((max(found) for found in peaks if found), None),
         "epochs": [epoch + 1 for epoch in loss],
-        "loss": [_mean_loss(values) for values in loss.values()],
+        "loss": [
+            math.fsum(span * value for span, value in values) / total if (total := sum(s for s, _ in values)) else None
+            for values in loss.values()
+        ],
         "PQ": [pq.get(epoch) for epoch in loss],
     }
-
-
-def _mean_loss(values: Sequence[tuple[int, float]]) -> float | None:
-    total = sum(span for span, _ in values)
-    return math.fsum(span * value for span, value in values) / total if total else None

@@ -77,7 +77,9 @@ class Plan:
         cut = np.clip(box, 0, [self.camera.height, self.camera.width] * 2)
         if _area(cut) < inside * _area(box):
             return False
-        if any(_collide(obj, other) for other in self.objects):
+        own = obj.footprint()
+        others = (circle for other in self.objects for circle in other.footprint())
+        if any((x - u) ** 2 + (z - v) ** 2 < (r + s) ** 2 for u, v, s in others for x, z, r in own):
             return False
         depth = self.depth(obj)
         hidden = 0.0
@@ -101,11 +103,6 @@ class Plan:
         right = (column - camera.centre) / camera.focal * depth
         sin, cos = math.sin(camera.yaw), math.cos(camera.yaw)
         return camera.x + right * cos + depth * sin, depth * cos - right * sin
-
-
-def _collide(one: SceneObject, other: SceneObject) -> bool:
-    circles = other.footprint()
-    return any((x - u) ** 2 + (z - v) ** 2 < (r + s) ** 2 for x, z, r in one.footprint() for u, v, s in circles)
 
 
 def _area(box: np.ndarray) -> float:
@@ -262,7 +259,13 @@ def painting_order(camera: Camera, objects: list[SceneObject]) -> list[int]:
     """
     count = len(objects)
     depths = [camera.ground_to_camera(obj.pose.x, obj.pose.z)[1] for obj in objects]
-    bases = [_base(obj) for obj in objects]
+    bases = []
+    for obj in objects:  # the corners (X, Z) of its ground area, in order
+        length, width, _ = obj.size
+        sin, cos = math.sin(obj.pose.heading), math.cos(obj.pose.heading)
+        ahead, right = np.array([sin, cos]) * length / 2, np.array([cos, -sin]) * width / 2
+        corners_of = np.array([ahead + right, ahead - right, -ahead - right, -ahead + right])
+        bases.append(np.array([obj.pose.x, obj.pose.z]) + corners_of)
     eye = np.array([camera.x, 0.0])
     may_hide = [[not _is_clear_of(bases[a], bases[b], eye) for b in range(count)] for a in range(count)]
     left = sorted(range(count), key=lambda i: (-depths[i], i))
@@ -272,15 +275,6 @@ def painting_order(camera: Camera, objects: list[SceneObject]) -> list[int]:
         order.append(next(free, left[0]))
         left.remove(order[-1])
     return order
-
-
-def _base(obj: SceneObject) -> np.ndarray:
-    """Return the `4 x 2` corners (X, Z) of the ground area of an object, in order."""
-    length, width, _ = obj.size
-    sin, cos = math.sin(obj.pose.heading), math.cos(obj.pose.heading)
-    ahead, right = np.array([sin, cos]) * length / 2, np.array([cos, -sin]) * width / 2
-    middle = np.array([obj.pose.x, obj.pose.z])
-    return middle + np.array([ahead + right, ahead - right, -ahead - right, -ahead + right])
 
 
 def _is_clear_of(one: np.ndarray, other: np.ndarray, eye: np.ndarray) -> bool:

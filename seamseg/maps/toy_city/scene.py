@@ -53,7 +53,9 @@ def render_scene(
         bonnet(stage, canvas.key(labels.EGO_VEHICLE))
 
     image, ids = canvas.final_image(), canvas.final_ids()
-    _group_tiny_instances(ids)
+    for value, count in zip(*(part.tolist() for part in np.unique(ids, return_counts=True))):
+        if value >= 1000 and count < TINY_FRACTION * ids.size:
+            ids[ids == value] = value // 1000
     _add_surface(image, ids, rng)
     if light.night:
         add_glow(image, canvas.glows)
@@ -201,13 +203,6 @@ def _hull(points: np.ndarray) -> np.ndarray:
         return chain[:-1]
 
     return np.array(half(ordered) + half(ordered[::-1]))
-
-
-def _group_tiny_instances(ids: np.ndarray) -> None:
-    values, counts = np.unique(ids, return_counts=True)
-    for value, count in zip(values.tolist(), counts.tolist()):
-        if value >= 1000 and count < TINY_FRACTION * ids.size:
-            ids[ids == value] = value // 1000
 
 
 def _add_surface(image: np.ndarray, ids: np.ndarray, rng: Rng) -> None:

@@ -53,9 +53,15 @@ def draw_detections(
     width = max(1, round(min(image.shape[:2]) / 350))
     for _, box, color in ordered:
         outline_box(draw, box, color, width)
-    if labels:
-        for d, box, color in ordered:
-            _label(canvas, draw, d, box, color)
+    font = label_font((canvas.height, canvas.width))
+    for d, box, color in ordered if labels else ():
+        text = f"{short_name(d.name.split('--')[-1].replace('-', ' '))} {d.score:.2f}"
+        left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+        wide, high = right - left + 6, bottom - top + 4
+        x = min(max(0.0, box[1]), max(0.0, canvas.width - wide))
+        y = box[0] - high if box[0] >= high else min(box[0], max(0.0, canvas.height - high))
+        draw.rectangle((x, y, x + wide - 1, y + high - 1), fill=color)
+        draw.text((x + 3 - left, y + 2 - top), text, fill=text_color(color), font=font)
     return np.asarray(canvas)
 
 
@@ -84,17 +90,3 @@ def _paint(image: Image.Image, d: Any, size: tuple[int, int], color: tuple[int, 
     crop, (y, x) = resize_crop(d.crop, d.corner, size, (image.height, image.width))
     if crop.size:
         image.paste(color, (x, y), Image.fromarray(crop * np.uint8(round(opacity * 255))))
-
-
-def _label(
-    image: Image.Image, draw: ImageDraw.ImageDraw, d: Any, box: tuple[float, ...], color: tuple[int, ...]
-) -> None:
-    """Write name and score above the box, within it at the upper edge of the image."""
-    font = label_font((image.height, image.width))
-    text = f"{short_name(d.name.split('--')[-1].replace('-', ' '))} {d.score:.2f}"
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
-    wide, high = right - left + 6, bottom - top + 4
-    x = min(max(0.0, box[1]), max(0.0, image.width - wide))
-    y = box[0] - high if box[0] >= high else min(box[0], max(0.0, image.height - high))
-    draw.rectangle((x, y, x + wide - 1, y + high - 1), fill=color)
-    draw.text((x + 3 - left, y + 2 - top), text, fill=text_color(color), font=font)

@@ -51,6 +51,7 @@ def test_absent_classes_count_as_zero_and_void_the_miou(golden):
     known = golden["pan_stats/0/scores"]
     assert [scores.PQ, scores.PQ_stuff] == pytest.approx([known.mean(), known[:4].mean()], abs=1e-12)
     assert np.isnan(scores.mIoU)
+    assert PanopticEvaluator(CLASSES, legacy=True).quality.mean_iou([0.5, 1.0]) == 0.75
 
 
 def test_void_alone_counts_nothing(golden):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as cityscapes
@@ -44,6 +46,8 @@ def test_iou_equals_the_cityscapes_scripts(tmp_path, monkeypatch):
         confusion = ConfusionMatrix(len(EVALUATED))
         for gt, pred in maps:
             confusion.add(DENSE[gt], DENSE[pred])
+        correct = np.concatenate([(DENSE[gt] == DENSE[pred])[DENSE[gt] != VOID] for gt, pred in maps])
+        assert confusion.accuracy() == pytest.approx(correct.mean() if correct.size else math.nan, nan_ok=True)
         ious = [theirs["classScores"][label.name] for label in EVALUATED]
         assert confusion.iou().tolist() == pytest.approx(ious, abs=1e-12, nan_ok=True)
         assert confusion.miou() == pytest.approx(theirs["averageScoreClasses"], abs=1e-12, nan_ok=True)

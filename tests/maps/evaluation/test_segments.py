@@ -26,11 +26,11 @@ def result(id_map, segments):
 
 def test_stuff_and_crowds_of_a_class_become_one_segment():
     mask = torch.tensor([[[1, 2, 3, 4], [5, 6, 7, 0]]])
-    ids, segments = gt_segments_from_instances(mask, [255, 0, 2, 0, 2, 3, 2, 2], [0, 0, 0, 0, 1, 0, 1, 0], 2)
+    ids, segments = gt_segments_from_instances(mask, [255, 0, 3, 0, 2, 3, 2, 2], [0, 0, 0, 0, 1, 0, 1, 0], 2)
     assert ids.tolist() == [[1, 2, 1, 3], [4, 3, 5, 0]]
     assert segments == [
         SegmentInfo(1, 0, False, 2),
-        SegmentInfo(2, 2, False, 1),
+        SegmentInfo(2, 3, False, 1),
         SegmentInfo(3, 2, True, 2),
         SegmentInfo(4, 3, False, 1),
         SegmentInfo(5, 2, False, 1),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
+from seamseg.maps.evaluation.metric import Selection
 from seamseg.maps.evaluation.scores import (
     APScores,
     ClassAP,
@@ -76,6 +77,9 @@ def test_table_is_in_percent_and_lists_what_occurs():
     lines = scores().table().splitlines()
     assert lines[1].split() == ["all", "83.33", "83.33", "100.00", "83.33", "83.33", "2/3"]
     assert lines[2].split() == ["things", "100.00", "100.00", "100.00", "1/2"]
+    assert lines[3].split() == ["stuff", "66.67", "66.67", "100.00", "1/1"]
+    assert replace(scores(), selected=Selection("mine", 0.5)).selection == ("mine", 0.5, True, True)
+    assert scores().selection.name == "PQ"
     assert any(line.split() == ["road", "stuff", "66.67", "66.67", "100.00", "66.67", "1", "0", "0"] for line in lines)
     assert sum(line.startswith("car") for line in lines) == 1
     assert "1 image;" in lines[-1]
@@ -111,6 +115,7 @@ def test_pixels_and_classes_that_a_model_lacks():
         assert line in words
     assert not any(line[:1] == ["sky"] for line in words)
     assert found.to_json()["per_class"]["sky"] == {"id": 2, "isthing": False, "IoU": None}
+    assert found.scalars()["val_IoU/road"] == 0.5
     mapped = MappedClasses("a.json", {road: ["street"], car: [], sky: ["air"]}, ["tree"])
     lines = replace(found, mapped=mapped).table().splitlines()
     assert lines[-2:] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from seamseg.maps.formats.cityscapes.labels import (
     label_of_instance,
 )
 from seamseg.maps.formats.cityscapes.layout import CityscapesFrame, FrameStems, check_complete, find_frames
-from seamseg.maps.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
+from seamseg.maps.formats.coco_panoptic import Annotation, read_coco_panoptic, segments_of
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.images import open_mask
@@ -71,7 +71,15 @@ def evaluate_cityscapes(
     def read(frame: CityscapesFrame) -> list[Any]:
         ids = open_mask(frame.instance_ids)
         if levels["pixel/"] is not None or levels["instance/"] is not None:
-            _check_instances(ids, frame.instance_ids)
+            path, values = frame.instance_ids, np.unique(ids)
+            for value, label in zip(values.tolist(), label_of_instance(values, path).tolist()):
+                if value == LICENSE_PLATES["instanceIds"]:
+                    raise InputError(
+                        f"{path}: {value}, a licence plate, is not a value that cityscapesscripts takes; use 0"
+                    )
+                if value >= INSTANCES_FROM and LABEL_OF[label] in EVALUATED and not LABEL_OF[label].has_instances:
+                    name = LABEL_OF[label].name
+                    raise InputError(f"{path}: {value} is an instance of {name}, a class without instances")
         return [level.read(frame, ids) for level in present]
 
     done = threaded_map(read, frames, workers)
@@ -82,21 +90,22 @@ def evaluate_cityscapes(
     return CityscapesScores(pixel, instance, panoptic, [name for name, level in levels.items() if level is None])
 
 
-def _check_instances(ids: np.ndarray, path: Path) -> None:
-    values = np.unique(ids)
-    for value, label in zip(values.tolist(), label_of_instance(values, path).tolist()):
-        if value == LICENSE_PLATES["instanceIds"]:
-            raise InputError(f"{path}: {value}, a licence plate, is not a value that cityscapesscripts takes; use 0")
-        if value >= INSTANCES_FROM and LABEL_OF[label] in EVALUATED and not LABEL_OF[label].has_instances:
-            raise InputError(f"{path}: {value} is an instance of {LABEL_OF[label].name}, a class without instances")
-
-
 class PanopticLevel:
     """Panoptic evaluation of a stream of frames; constant memory."""
 
     def __init__(self, path: Path, frames: Sequence[CityscapesFrame]) -> None:
         self._files = read_coco_panoptic(path)
-        self._annotations = _annotations_by_frame(self._files, frames)
+        stems = FrameStems(frame.stem for frame in frames)
+        self._annotations: dict[str, Annotation] = {}
+        for annotation in self._files.annotations:
+            # the image_id may also be a path of the image
+            stem = stems.of(str(annotation.image_id).rpartition("/")[2])
+            if stem in self._annotations:
+                number = annotation.image_id
+                raise InputError(f"{path}: two predictions for {stem}: the second has image_id {number}")
+            if stem is not None:
+                self._annotations[stem] = annotation
+        check_complete((f.stem for f in frames), self._annotations, f"{path}: no annotation with image_id {{}}")
         self._evaluator = PanopticEvaluator(CLASSES)
 
     def read(self, frame: CityscapesFrame, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,19 +180,3 @@ def _count_parts(root: Path) -> int:
 def _panoptic_jsons(root: Path) -> list[Path]:
     names = ("panoptic.json", "*_panoptic.json", "cityscapes_panoptic_*.json")
     return sorted({path for name in names for path in root.glob(name) if not is_hidden(path.name)})
-
-
-def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[CityscapesFrame]) -> Mapping[str, Annotation]:
-    """Find the annotation of each frame: by its `image_id`, or by a path of an image as `image_id`."""
-    stems = FrameStems(frame.stem for frame in frames)
-    found: dict[str, Annotation] = {}
-    for annotation in panoptic.annotations:
-        stem = stems.of(str(annotation.image_id).rpartition("/")[2])
-        if stem in found:
-            raise InputError(
-                f"{panoptic.path}: two predictions for {stem}: the second has image_id {annotation.image_id}"
-            )
-        if stem is not None:
-            found[stem] = annotation
-    check_complete((frame.stem for frame in frames), found, f"{panoptic.path}: no annotation with image_id {{}}")
-    return found
