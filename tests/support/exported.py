@@ -16,8 +16,10 @@ from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers, for_inference
 from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import class_map_prediction
 from seamseg.ops.fused import WinogradConv2d
 from seamseg.ops.norm import InPlaceABN
+from seamseg.ops.upsample import upsample_fusion
 from seamseg.structures import Features
 from support.narrow_backbones import build_narrow
 from support.networks import randomise, tiny_config
@@ -85,11 +87,8 @@ def eager(
     padded[:, :, :height, :width] = (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     padded = padded.contiguous(memory_format=torch.channels_last)
     if not isinstance(net.net, PanopticNet):
-        padded_size = (int(image.shape[2]), int(image.shape[3]))
-        wanted = net.net.with_options(probabilities=True)
-        found = wanted._prediction(net.net.dense(padded)[0], padded_size, (height, width))
-        assert found.semantic is not None
-        found = found.on_cpu()
+        maps = upsample_fusion([net.net.dense(padded)[0].float()], (int(image.shape[2]), int(image.shape[3])))
+        found = class_map_prediction(*(values[:height, :width] for values in maps)).on_cpu()
         return {"classmap": torch.as_tensor(found.semantic), "probability": torch.as_tensor(found.maps["probability"])}
     return _detections(net.net, padded, (height, width))
 
