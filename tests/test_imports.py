@@ -16,7 +16,6 @@ import pytest
 import seamseg
 
 PACKAGE = Path(seamseg.__file__).parent
-SCRIPTS = PACKAGE.parent / "scripts"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 TOP = ("__main__", "verbs", "cli", "demo", "testing")
@@ -37,14 +36,6 @@ ORDER = (*TOP, "__init__", "contrib", *CORE, *(f"maps.{part}" for part in MAPS),
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it.
 
 `__init__` is `seamseg` itself, which may offer anything, lazily."""
-
-TRAINING = (
-    "run", "trainer", "setup", "logging", "losses", "checkpointing", "preemption",
-    "step", "ddp", "graphs", "prefetch", "optim", "options", "callbacks", "result",
-)  # fmt: skip
-"""The parts of `seamseg.training` from the top down, under the same rule."""
-
-SCRIPTS_MAY = {"cli", "training", "predicting", "validation", "checkpoints", "maps", "utils"}
 
 
 def _part(words: tuple[str, ...]) -> str:
@@ -105,14 +96,6 @@ def test_every_part_is_in_the_order() -> None:
     assert {_package(path) for path in SOURCES} == set(ORDER)
 
 
-@pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.py")), ids=lambda path: path.name)
-def test_scripts_only_call_the_commands_packages(path: Path) -> None:
-    for node in _nodes(path):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seamseg."):
-            part = (node.module or "").split(".")[1]
-            assert part in SCRIPTS_MAY, f"{path.name}: {node.module}"
-
-
 def _imported_parts(package: str) -> dict[str, set[str]]:
     """Map each module and sub-folder of a package to those of the package that it imports."""
     folder, imported = PACKAGE / package, dict[str, set[str]]()
@@ -128,11 +111,6 @@ def test_imports_inside_a_package_have_one_direction(package: str) -> None:
     imported = _imported_parts(package)
     order = list(graphlib.TopologicalSorter(imported).static_order())
     assert len(order) == len(imported) > 1, "a cycle raises CycleError"
-    if package == "training":
-        assert sorted(TRAINING) == sorted(order)
-        for part, targets in imported.items():
-            above = targets & set(TRAINING[: TRAINING.index(part)])
-            assert not above, f"seamseg.training.{part} may not import {', '.join(above)}"
 
 
 @pytest.mark.parametrize(

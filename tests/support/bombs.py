@@ -36,18 +36,9 @@ print(json.dumps([attempt(expression) for expression in {expressions!r}]))
 
 
 def refusals(setup: str, warm_up: str, expressions: Sequence[str], timeout: float = 120) -> list[tuple[str, int]]:
-    """Evaluate expressions in a process of its own.
+    """Evaluate expressions in a process of its own, after statements and an expression that loads what they need.
 
-    Parameters
-    ----------
-    setup : statements before them
-    warm_up : an expression that loads what all of them need
-    expressions : each raises InputError
-    timeout : in seconds
-
-    Returns
-    -------
-    message of the error, and by how many MiB the memory grew at most, of each expression
+    Returns the message of the InputError of each, and by how many MiB the memory grew at most.
     """
     program = _PROBE.format(setup=setup, warm_up=warm_up, expressions=list(expressions))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -18,34 +18,22 @@ THINGS = (24, 25, 26, 27, 28, 31, 32, 33)
 IGNORED_THINGS = (29, 30)
 
 
-@dataclass(frozen=True)
-class Tree:
-    """Ground truth of a split, predictions, and the stems of the frames."""
+class Tree(NamedTuple):
+    """Ground truth of a split, and predictions."""
 
     gt: Path
     results: Path
-    stems: list[str]
 
 
-def make_tree(root: Path, seed: int, frames: int = 4, empty: bool = False, scale: int = 1) -> Tree:
-    """Write frames of random scenes and results for them.
-
-    Parameters
-    ----------
-    root : gets `gtFine/val/` and `results/`
-    seed : of everything
-    frames : how many
-    empty : predict nothing at all (of the pixel level: label 0)
-    scale : frames are this many times 96 x 128 pixels
-    """
+def make_tree(root: Path, seed: int, frames: int = 4, empty: bool = False) -> Tree:
+    """Write frames of random scenes and results for them; `empty` ones predict nothing at all."""
     rng = np.random.default_rng(seed)
-    tree = Tree(root / "gtFine" / "val", root / "results", [])
+    tree = Tree(root / "gtFine" / "val", root / "results")
     annotations = []
     for number in range(frames):
         city = ("aachen", "bad-honnef")[number % 2]
         stem = f"{city}_{seed:06d}_{number:06d}"
-        tree.stems.append(stem)
-        instances = scene(rng, 96, 128).repeat(scale, 0).repeat(scale, 1)
+        instances = scene(rng, 96, 128)
         labels = labels_of(instances)
         (tree.gt / city).mkdir(parents=True, exist_ok=True)
         save(tree.gt / city / f"{stem}_gtFine_labelIds.png", labels.astype(np.uint8))

@@ -56,6 +56,10 @@ class FakeHub:
         return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /.+/resolve/", line)}
 
 
+class _Refusal(Exception):
+    """Status, error code of the hub, and message."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: FakeHub
@@ -63,117 +67,100 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
 
-    def reply(self, code: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
+    def reply(self, code: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
         self.send_response(code)
-        for name, value in headers.items():
+        for name, value in (headers | {"Content_Type": kind, "Content_Length": str(len(body))}).items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def json(self, content: Any, code: int = 200, **headers: str) -> None:
-        self.reply(code, json.dumps(content).encode(), **headers)
-
-    def error(self, code: int, name: str, text: str = "", **headers: str) -> None:
-        self.json({"error": text or name}, code, X_Error_Code=name, X_Error_Message=text or name, **headers)
-
-    def permitted(self) -> bool:
-        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.hub.failure:
-            return self.error(self.hub.failure, "", "the hub is being repaired")
-        method = "GET" if self.command == "HEAD" else self.command
-        for verb, pattern, answer in _ROUTES:
-            match = re.fullmatch(pattern, path)
-            if verb == method and match:
-                return answer(self, body, *match.groups())
-        return self.error(404, "NotFound")
+        verb = "GET" if self.command == "HEAD" else self.command
+        try:
+            if self.hub.failure:
+                raise _Refusal(self.hub.failure, "", "the hub is being repaired")
+            for of_verb, pattern, answer in _ROUTES:
+                if verb == of_verb and (match := re.fullmatch(pattern, path)):
+                    content = answer(self, body, *match.groups())
+                    break
+            else:
+                raise _Refusal(404, "NotFound", "")
+        except _Refusal as refusal:
+            code, name, text = refusal.args
+            error = json.dumps({"error": text or name}).encode()
+            self.reply(code, error, X_Error_Code=name, X_Error_Message=text or name)
+        else:
+            if content is not None:
+                self.reply(200, json.dumps(content).encode())
 
     do_GET = do_HEAD = do_POST = answer
 
-    def found(self, name: str, revision: str = "main") -> tuple[Repo, str] | None:
-        """The repository and commit of a request, or None after an error was sent."""
+    def permitted(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def found(self, name: str, revision: str = "main") -> tuple[Repo, str]:
         repo = self.hub.repos.get(name)
         if repo is None or (repo.private and not self.permitted()):
-            self.error(404 if self.permitted() else 401, "RepoNotFound", "Repository not found")
-            return None
+            raise _Refusal(404 if self.permitted() else 401, "RepoNotFound", "Repository not found")
         commit = repo.find(revision)
         if commit is None:
-            self.error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-            return None
+            raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return repo, commit
 
-    # --- reading
+    def info(self, _: bytes, name: str, revision: str | None) -> Any:
+        repo, commit = self.found(name, revision or "main")
+        names = [{"rfilename": file} for file in repo.commits[commit]]
+        return {"id": name, "modelId": name, "sha": commit, "private": repo.private, "siblings": names}
 
-    def info(self, _: bytes, name: str, revision: str | None) -> None:
-        found = self.found(name, revision or "main")
-        if found:
-            repo, commit = found
-            names = [{"rfilename": file} for file in repo.commits[commit]]
-            self.json({"id": name, "modelId": name, "sha": commit, "private": repo.private, "siblings": names})
-
-    def tree(self, _: bytes, name: str, revision: str) -> None:
-        found = self.found(name, revision)
-        if found:
-            repo, commit = found
-            self.json([_entry(path, data) for path, data in repo.commits[commit].items()])
+    def tree(self, _: bytes, name: str, revision: str) -> Any:
+        repo, commit = self.found(name, revision)
+        files = repo.commits[commit].items()
+        return [{"type": "file", "path": path, "size": len(data), "oid": _oid(data)} for path, data in files]
 
     def resolve(self, _: bytes, name: str, revision: str, file: str) -> None:
-        found = self.found(name, revision)
-        if not found:
-            return
-        repo, commit = found
+        repo, commit = self.found(name, revision)
         data = repo.commits[commit].get(file)
         if data is None:
-            return self.error(404, "EntryNotFound", X_Repo_Commit=commit)
-        return self.reply(200, data, "text/plain", ETag=f'"{_entry(file, data)["oid"]}"', X_Repo_Commit=commit)
+            return self.reply(404, b"{}", X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
+        return self.reply(200, data, "text/plain", ETag=f'"{_oid(data)}"', X_Repo_Commit=commit)
 
-    # --- writing
-
-    def create(self, body: bytes) -> None:
+    def create(self, body: bytes) -> Any:
         asked = json.loads(body)
         name = f"{asked['organization']}/{asked['name']}"
         if not self.permitted():
-            return self.error(401, "", "Invalid username or password.")
+            raise _Refusal(401, "", "Invalid username or password.")
+        answer = {"url": f"{self.hub.endpoint}/{name}", "name": name, "id": name}
         if name in self.hub.repos:
-            return self.json({"error": "exists", "url": f"{self.hub.endpoint}/{name}"}, 409)
-        private = asked.get("visibility") == "private" or asked.get("private") is True
-        self.hub.repos[name] = Repo(private)
+            return self.reply(409, json.dumps({"error": "exists", **answer}).encode())
+        self.hub.repos[name] = Repo(asked.get("visibility") == "private" or asked.get("private") is True)
         self.hub.repos[name].commit({".gitattributes": b""})
-        return self.json({"url": f"{self.hub.endpoint}/{name}", "name": name, "id": name})
+        return answer
 
-    def validate(self, body: bytes) -> None:
+    def validate(self, body: bytes) -> Any:
         licence = re.search(r"^license: (.*)$", json.loads(body)["content"], re.MULTILINE)
         if licence and licence[1] not in LICENCES:
-            message = f'"license" must be one of [{", ".join(LICENCES)}]'
-            return self.json({"errors": [{"message": message}], "warnings": []}, 400)
-        return self.json({"errors": [], "warnings": []})
+            errors = [{"message": f'"license" must be one of [{", ".join(LICENCES)}]'}]
+            return self.reply(400, json.dumps({"errors": errors, "warnings": []}).encode())
+        return {"errors": [], "warnings": []}
 
-    def preupload(self, body: bytes, name: str, revision: str) -> None:
-        if self.found(name, revision):
-            paths = [file["path"] for file in json.loads(body)["files"]]
-            self.json({"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
+    def preupload(self, body: bytes, name: str, revision: str) -> Any:
+        self.found(name, revision)
+        paths = [file["path"] for file in json.loads(body)["files"]]
+        return {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]}
 
-    def commit(self, body: bytes, name: str, revision: str) -> None:
-        found = self.found(name, revision)
-        if not found:
-            return
+    def commit(self, body: bytes, name: str, revision: str) -> Any:
+        repo, _ = self.found(name, revision)
         sent = [line["value"] for line in map(json.loads, body.splitlines()) if line["key"] == "file"]
-        files = {value["path"]: base64.b64decode(value["content"]) for value in sent}
-        commit = found[0].commit(files, revision)
-        url = f"{self.hub.endpoint}/{name}/commit/{commit}"
-        self.json({"success": True, "commitOid": commit, "commitUrl": url})
+        commit = repo.commit({value["path"]: base64.b64decode(value["content"]) for value in sent}, revision)
+        return {"success": True, "commitOid": commit, "commitUrl": f"{self.hub.endpoint}/{name}/commit/{commit}"}
 
 
-def _entry(path: str, data: bytes) -> dict[str, Any]:
-    oid = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
-    return {"type": "file", "path": path, "size": len(data), "oid": oid}
+def _oid(data: bytes) -> str:
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
 
 
 _REPO = r"([\w.-]+/[\w.-]+)"

@@ -35,14 +35,7 @@ def scene(size: tuple[int, int], boxes: list[Box], rng: np.random.Generator) -> 
 
 
 class SceneNet(StandIn):
-    """Sees what :func:`scene` drew: local, exact, and without any idea of what lies beyond the image it is given.
-
-    Parameters
-    ----------
-    least : objects with a shorter side are not seen
-    room : pixels of an image beyond which its memory does not suffice; None for no limit
-    error : what it raises then
-    """
+    """Sees what :func:`scene` drew, but no objects with a side shorter than `least`; fails above `room` pixels."""
 
     def __init__(self, least: int = 1, room: int | None = None, error: Exception = NO_MEMORY) -> None:
         super().__init__()

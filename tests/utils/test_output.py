@@ -1,9 +1,8 @@
-"""Texts of others reach a terminal only with control characters as escapes; warnings of libraries are dropped."""
+"""Texts of others reach a terminal only with control characters as escapes."""
 
 from __future__ import annotations
 
 import ast
-import logging
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 import seamseg
 from seamseg.training.logging.logs import TextLog
 from seamseg.utils.errors import InputError, one_line, printable
-from seamseg.utils.output import echo, quiet_logs, warn, without_message
+from seamseg.utils.output import echo, warn
 from seamseg.utils.progress import progress
 
 PACKAGE = Path(seamseg.__file__).parent
@@ -59,15 +58,3 @@ def test_every_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert printed.err.splitlines()[-2:] == [SHOWN, SHOWN]
     assert (tmp_path / "log.txt").read_text().endswith(f" {SHOWN}\n")
     assert printable(printed.err) == printed.err
-
-
-def test_loggers_are_as_before(caplog: pytest.LogCaptureFixture) -> None:
-    log = logging.getLogger("seamseg_test")
-    with quiet_logs("seamseg_test"):
-        log.warning("dropped")
-        log.error("an error")
-    with without_message("seamseg_test", "is an Enum subclass"):
-        log.warning("%s is an Enum subclass and so on", int)
-        log.warning("kept")
-    log.warning("%s is an Enum subclass and so on", int)
-    assert [message[:4] for message in caplog.messages] == ["an e", "kept", "<cla"]
