@@ -133,20 +133,11 @@ def chosen(arguments: argparse.Namespace) -> list[Step]:
     return [step for step in STEPS.values() if step.name in names]
 
 
-def farewell(arguments: argparse.Namespace, statuses: dict[str, str], session: Session) -> None:
-    """Print finished and remaining steps, with the command for them."""
+def farewell(statuses: dict[str, str], session: Session) -> None:
+    """Print finished and remaining steps."""
     print("\n" + "\n".join(f"{name:<14}{status}" for name, status in statuses.items()))
     left = [s.name for s in STEPS.values() if not session.is_done(s) and "skipped" not in statuses.get(s.name, "")]
-    if not left:
-        print("nothing remains")
-        return
-    command = [Path(sys.executable).name, "benchmarks/gpu.py", "--steps", ",".join(left)]
-    command += ["--device", arguments.device] if arguments.device != "cuda" else []
-    command += ["--small"] if arguments.small else []
-    command += ["--wheels", str(arguments.wheels)] if arguments.wheels else []
-    command += ["--out", str(arguments.out)] if arguments.out != RESULTS else []
-    command += ["--time-limit", f"{arguments.time_limit:g}"] if arguments.time_limit not in (None, MINUTES) else []
-    print(f"remain: {', '.join(left)}\n    {' '.join(command)}")
+    print(f"remain: --steps {','.join(left)}" if left else "nothing remains")
 
 
 def parse() -> argparse.Namespace:
@@ -230,7 +221,7 @@ def main() -> int:
             statuses = run_all(steps, session, arguments, begin)
             if cache.exists():
                 shutil.make_archive(str(kept.with_suffix("")), "zip", cache)
-        farewell(arguments, statuses, session)
+        farewell(statuses, session)
     changed = gpu_tables.write({**gpu_tables.read(RESULTS), **gpu_tables.read(arguments.out)}, ROOT)
     print(f"tables: {', '.join(changed) if changed else 'no table changes'}")
     return int(any(status.startswith(("failed", "timed out")) for status in statuses.values()))

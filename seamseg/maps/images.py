@@ -100,7 +100,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     image.load()  # before its size is asked for: Pillow turns a TIFF itself while it loads
     if image.mode == "P" and "transparency" in image.info:
         image = image.copy()  # its info is changed below
-    return _rgb(image, _is_deep(image))
+    return _rgb(image)
 
 
 def pixels_of(image: Image.Image, dtype: type | None = None) -> np.ndarray:
@@ -309,14 +309,13 @@ def _upright_size(image: Image.Image, path: Path, data: bytes | None = None) -> 
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    deep = _is_deep(image)
     image.load()
     several = False
     with suppress(Exception):  # a GIF is read on for this
         several = _has_frames(image)
     if _orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)  # no second image of the size
-    rgb = _rgb(image, deep)
+    rgb = _rgb(image)
     rgb.info[SEVERAL_FRAMES] = several
     return rgb
 
@@ -326,26 +325,23 @@ def _has_frames(image: Image.Image) -> bool:
     return bool(getattr(image, "is_animated", False)) and image.format != "MPO"
 
 
-def _is_deep(image: Image.Image) -> bool:
-    # Pillow 10 opens 16-bit PNG as 32-bit integers
-    return image.mode in _GREY_16 or (image.mode == "I" and image.format == "PNG")
-
-
-def _rgb(image: Image.Image, deep: bool) -> Image.Image:
+def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in _GREY_16 or image.mode in ("I", "F"):
-        image = Image.fromarray(_to_8_bit(image, deep))
+        image = Image.fromarray(_to_8_bit(image))
     elif image.mode == "P":
         image.info.pop("transparency", None)  # as bytes it makes Pillow warn, and alpha is dropped anyway
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _to_8_bit(image: Image.Image, deep: bool) -> np.ndarray:
+def _to_8_bit(image: Image.Image) -> np.ndarray:
     narrow = np.empty((image.height, image.width), np.uint8)
     if image.mode == "F":
         scale = 255.0 if max(_finite(band).max(initial=0) for _, band in _bands(image)) <= 1 else 1.0
         for rows, band in _bands(image):
             narrow[rows] = np.clip(np.rint(_finite(band) * scale), 0, 255)
         return narrow
+    # Pillow 10 opens 16-bit PNG as 32-bit integers
+    deep = image.mode in _GREY_16 or image.format == "PNG"
     deep = deep or max(np.asarray(band).max(initial=0) for _, band in _bands(image)) > 255
     table = np.arange(65536)
     table = ((table * 255 + 32767) // 65535 if deep else table).astype(np.uint8)
