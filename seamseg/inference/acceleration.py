@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from seamseg.models.network import Network, mark_sizes_dynamic
-from seamseg.utils.errors import SeamsegError, first_line, free_memory, lacks_memory
+from seamseg.utils.errors import SeamsegError, free_memory, lacks_memory, one_line
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
@@ -39,11 +39,11 @@ synchronisation in another thread."""
 
 
 def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
-    """Compile a function of one line, to C++ or Triton, and return the first line of the error; None if it works."""
+    """Compile a function of one line, to C++ or Triton, and return the error; None if it works."""
     try:
         torch.compile(lambda x: (x + 1).sin(), backend=backend)(torch.ones(8, device=device))
     except Exception as error:  # each missing tool has its own type
-        return first_line(error)
+        return one_line(error)[:300]
     return None
 
 
@@ -83,7 +83,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"`compile=True`: torch.compile fails for {self._size} pixels ({first_line(error)})"
+                f"`compile=True`: torch.compile fails for {self._size} pixels ({one_line(error)[:300]})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

@@ -48,7 +48,7 @@ from seamseg.training.step import Stepper
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
 from seamseg.utils.errors import InputError, counted, named_errors
-from seamseg.utils.output import without_message
+from seamseg.utils.output import quiet_logs
 from seamseg.utils.progress import is_quiet
 
 
@@ -105,7 +105,7 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
     processes.
     """
     # the compiler warns of operations in place in checkpointed parts: it updates running averages once
-    quiet = without_message("torch._higher_order_ops.wrap", "context_fn is passed")
+    quiet = quiet_logs("torch._higher_order_ops.wrap")
     with distributed(options.device) as world, ExitStack() as stack, quiet:
         folder = setup.run_folder(options.folder)
         fresh = world.is_main and not folder.path.exists()

@@ -79,19 +79,3 @@ def quiet_logs(*names: str) -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def without_message(name: str, text: str) -> Iterator[None]:
-    """Drop the messages of one logger that contain a text."""
-    import logging
-
-    def keep(record: logging.LogRecord) -> bool:
-        return text not in str(record.msg)
-
-    logger = logging.getLogger(name)
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)

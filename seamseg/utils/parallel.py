@@ -36,15 +36,14 @@ class CoreShares(NamedTuple):
     writers: int
 
 
-def share_cores(cores: int | None = None) -> CoreShares:
+def share_cores() -> CoreShares:
     """Return how the cores of a process are shared beside its network; in `predict`, `evaluate` and `serve` alike.
 
     On a CPU the network uses all cores, too: there the numbers only limit the memory of waiting images. On a GPU it
-    needs one, and drawing and encoding an image takes about twice as long as decoding it. `cores` are by default the
-    available ones, divided among the processes of a launcher on this machine.
+    needs one, and drawing and encoding an image takes about twice as long as decoding it. The processes of a launcher
+    on this machine share the available cores.
     """
-    if cores is None:
-        cores = max(available_cores() // local_processes(), 1)
+    cores = max(available_cores() // local_processes(), 1)
     return CoreShares(max(min(cores, 4), cores // 4), max(2, cores // 2))
 
 

@@ -31,7 +31,6 @@ def test_a_wrong_number_of_workers(run):
     ("cores", "decoders", "writers"), [(1, 1, 2), (2, 2, 2), (4, 4, 2), (8, 4, 4), (16, 4, 8), (64, 16, 32)]
 )
 def test_shares_of_the_cores(monkeypatch, cores, decoders, writers):
-    assert share_cores(cores) == (decoders, writers)
     monkeypatch.setattr("seamseg.utils.parallel.available_cores", lambda: 3 * cores)
     for name, value in {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)

@@ -39,7 +39,7 @@ from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.folding import choose_precision
 from seamseg.utils.distributed import choose_device, is_main_process
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, one_line
-from seamseg.utils.output import echo, without_message
+from seamseg.utils.output import echo, quiet_logs
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _NMS_THRESHOLD = 0.5
@@ -365,7 +365,7 @@ def quiet() -> Iterator[Any]:
 
     It is offline: a configuration may name a backbone that it would look for on the hub.
     """
-    with without_message("torch.utils._pytree", "is an Enum subclass"):  # of torchao, which it imports
+    with quiet_logs("torch.utils._pytree"):  # it imports torchao, which uses a subclass of Enum
         try:
             transformers = importlib.import_module("transformers")
             hub: Any = importlib.import_module("huggingface_hub.constants")
