@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from seamseg.models.network import Network, mark_sizes_dynamic
-from seamseg.utils.errors import SeamsegError, free_memory, lacks_memory, one_line
+from seamseg.utils.errors import SeamsegError, first_line, free_memory, lacks_memory
 from seamseg.utils.output import echo
 from seamseg.utils.progress import is_quiet
 
@@ -43,7 +43,7 @@ def compiler_problem(device: torch.device, backend: str = "inductor") -> str | N
     try:
         torch.compile(lambda x: (x + 1).sin(), backend=backend)(torch.ones(8, device=device))
     except Exception as error:  # each missing tool has its own type
-        return one_line(error)[:300]
+        return first_line(error)
     return None
 
 
@@ -83,7 +83,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"`compile=True`: torch.compile fails for {self._size} pixels ({one_line(error)[:300]})"
+                f"`compile=True`: torch.compile fails for {self._size} pixels ({first_line(error)})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

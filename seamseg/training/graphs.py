@@ -25,7 +25,7 @@ from seamseg.inference.acceleration import WARM_UP, CudaGraphCache, copy_tensors
 from seamseg.models.network import Losses, Network, TrainingModule
 from seamseg.ops.norm import InPlaceABNSync, has_hooks, synchronised_over
 from seamseg.structures import Batch, FixedBatch
-from seamseg.utils.errors import one_line
+from seamseg.utils.errors import first_line
 
 MAX_SIZES = 16
 """Sizes whose graphs are kept."""
@@ -255,7 +255,7 @@ class TrainingGraphs(CudaGraphCache):
                 self.problem = "the memory does not suffice"
             except Exception as error:
                 # the end of a capture fails as well, without a reason
-                self.problem = one_line(error.__context__ or error)[:300]
+                self.problem = first_line(error.__context__ or error)
             finally:
                 # the batch of the warm-up counts when it is replayed
                 torch._foreach_copy_(buffers, saved)

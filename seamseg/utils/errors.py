@@ -100,6 +100,12 @@ def describe_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first non-empty line of an error, cut at 300 characters; the name of its type if it has no text."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0].strip()[:300]
+
+
 def counted(number: int, what: str) -> str:
     """Return a number of things, `1 image` or `2 images`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
