@@ -55,10 +55,9 @@ TESTS = {
     "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
-    "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/heads/test_fixed_samples.py "
-    "tests/models/test_training_parity.py",
+    "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/test_training_parity.py",
     "seamseg/models/panoptic_inference.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
-    "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py tests/models/heads/test_fixed_samples.py",
+    "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py "
     "tests/ops/test_sync.py::test_statistics_over_given_ranks tests/ops/test_abn_small_scales.py",
     "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_small_scales.py",

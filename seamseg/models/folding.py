@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.models.network import Network, copied
 from seamseg.models.semantic import DeeplabV3
-from seamseg.ops.activation import activate, activate_
+from seamseg.ops.activation import activate_
 from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype, use_winograd
 from seamseg.ops.norm import (
     ABN,
@@ -38,7 +38,6 @@ from seamseg.ops.norm import (
     is_plain,
     is_tiling,
 )
-from seamseg.ops.pooling import box_filter_pool
 from seamseg.utils.errors import InputError
 
 _SEQUENCES = (nn.Sequential, NormSequential, Transition, RPNHead)
@@ -158,43 +157,6 @@ class FoldedBlock(nn.Module):
         return out
 
 
-class FoldedDeeplabV3(nn.Module):
-    """The head of DeepLabV3, without the concatenation: its reduction, `joins`, is a sum over the branches.
-
-    `context` has no activation: it is `pooled_activation`, after the average. `reduce_context` has the offset of the
-    sum, the last of the joins its activation. Without `pooling_size` the average is the mean of the map.
-    """
-
-    def __init__(self, head: DeeplabV3) -> None:
-        super().__init__()
-        first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
-        assert first is not None and pooled is not None and last is not None
-        self.branches = nn.ModuleList(_branches(head.map_convs, first))
-        linear = last._replace(activation=("identity", 0.0))
-        reduced, offset = _scaled(head.red_conv, linear)
-        parts = torch.split(reduced, head.hidden_channels, dim=1)
-        joins = [FusedConv2d(part, torch.zeros_like(offset), head.red_conv) for part in parts]
-        joins[-1].activation, joins[-1].activation_param = last.activation
-        self.joins = nn.ModuleList(joins)
-        self.context = _fuse(head.global_pooling_conv, pooled._replace(activation=("identity", 0.0)))
-        self.reduce_context = _fuse(head.pool_red_conv, linear)
-        self.pooling_size, self.pooled_activation = head.pooling_size, pooled.activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute what :class:`seamseg.models.semantic.DeeplabV3` does."""
-        if self.pooling_size is None:
-            pooled = self.context(x.mean((2, 3), keepdim=True))
-        else:
-            # an affine map commutes with the average and its padding
-            pooled = box_filter_pool(self.context(x), self.pooling_size)
-        total: Tensor = self.reduce_context(activate(pooled, *self.pooled_activation))
-        if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
-            total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
-        for branch, join in zip(self.branches, self.joins):
-            total = join(branch(x), total)
-        return total
-
-
 def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
     # an affine map commutes with the average of the last branch and its padding; the activation follows it
     norm = _affine(module.bn1)
@@ -206,11 +168,25 @@ def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
     return module
 
 
+def _fold_deeplab_v3(head: Any) -> DeeplabV3:
+    first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
+    assert first is not None and pooled is not None and last is not None
+    # one activation follows the average, one the sum, whose offset the context adds
+    linear = last._replace(activation=("identity", 0.0))
+    head.map_convs, head.map_bn = nn.ModuleList(_branches(head.map_convs, first)), nn.Identity()
+    head.global_pooling_conv = _fuse(head.global_pooling_conv, pooled._replace(activation=linear.activation))
+    head.global_pooling_bn = Activation(*pooled.activation)
+    head.pool_red_conv = _fuse(head.pool_red_conv, linear)
+    head.red_conv = _fuse(head.red_conv, linear._replace(offset=torch.zeros_like(linear.offset)))
+    head.red_bn = Activation(*last.activation)
+    return cast(DeeplabV3, head)
+
+
 _FOLDS: dict[type, Callable[[Any], nn.Module]] = {
     ResidualBlock: FoldedBlock,
     PreActivationBlock: FoldedBlock,
     MiniDeepLab: _fold_deeplab,
-    DeeplabV3: FoldedDeeplabV3,
+    DeeplabV3: _fold_deeplab_v3,
 }
 """Functions that return the folded form of a module."""
 

@@ -19,11 +19,7 @@ from seamseg.structures import Batch, Features, PackedSequence, Things
 
 @dataclass(frozen=True)
 class TrainingOutputs:
-    """Outputs of the network that :meth:`PanopticNet.loss` needs.
-
-    things and proposals of each image (with rows of NaN after the last, if samples are fixed), semantic_logits
-    `N x classes x h x w` or None without a semantic head, and the outputs of the other heads.
-    """
+    """Outputs of the network that :meth:`PanopticNet.loss` needs; proposals of NaN fill up if samples are fixed."""
 
     features: Features
     rpn: RPNOutputs
@@ -144,24 +140,18 @@ class PanopticNet(PanopticInference):
     def dense(self, padded: Tensor) -> DenseOutputs:
         """Run body, RPN head and semantic head on a padded batch `N x 3 x H x W`."""
         levels = self.body(padded)
-        rpn_outputs = self._run_rpn(levels)
+        obj_logits, bbx_logits, shapes = self.rpn_head(levels)
         # the gradients of a level are added up as if the ROI head came between the other two
         outputs = [x.view_as(x) for x in levels] if self.training else levels
         semantic = None if self.sem_head is None else self.sem_head(levels)
         if self.training and semantic is not None:
             # as the gradient from the loss: a bias is summed in its order
             semantic = semantic.contiguous()
-        return DenseOutputs(outputs, *rpn_outputs, semantic)
-
-    def _run_rpn(self, levels: list[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        config = self.options.anchors.config
-        used = levels[config.fpn_min_level : config.fpn_min_level + config.fpn_levels]
-        scored: tuple[Tensor, Tensor, list[tuple[int, int]]] = self.rpn_head(used)
-        return scored
+        return DenseOutputs(outputs, obj_logits, bbx_logits, shapes, semantic)
 
     def score_anchors(self, features: Features) -> RPNOutputs:
         """Run the RPN head, unless its outputs are known."""
-        obj_logits, bbx_logits, shapes = features.rpn_outputs or self._run_rpn(features.levels)
+        obj_logits, bbx_logits, shapes = features.rpn_outputs or self.rpn_head(features.levels)
         return RPNOutputs(self.options.anchors(tuple(shapes), obj_logits.device), obj_logits, bbx_logits)
 
     def classify(self, features: Features) -> Tensor | None:

@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 from support.golden_files import DATA
-from support.networks import ROOT, narrow_module, tiny_config, toy_batch
+from support.networks import ROOT, narrow_module, tiny_config
 
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
-from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.ops.fused import TrainedWinogradConv2d
@@ -34,17 +33,11 @@ def norms_of(module):
         ("off", ActivatedIdentity, ActivatedIdentity, "elu"),
     ],
 )
-def test_normalization_modes_train(mode, body_norm, head_norm, activation):
-    module = narrow_module(f"body.activation={activation}", "body.activation_slope=0.5", mode=mode)
-    net = module.net
+def test_normalization_modes(mode, body_norm, head_norm, activation):
+    net = narrow_module(f"body.activation={activation}", "body.activation_slope=0.5", mode=mode).net
     assert norms_of(net.body) == norms_of(net.sem_head) == {body_norm}
     assert norms_of(net.rpn_head) == norms_of(net.roi_head) == {head_norm}
     assert all(m.activation in (activation, "identity") for m in net.modules() if type(m) in NORMS)
-    losses = module(toy_batch((64, 64))).means
-    total = sum(losses.values())
-    assert torch.isfinite(total)
-    total.backward()
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
 
 
 @pytest.mark.parametrize("winograd", ["yes", "no"])
@@ -162,11 +155,3 @@ def test_networks_of_the_other_tasks(kind):
     assert net.sem_head is None
     for part, keys in stored("detection_instance_defaults")[kind].items():
         assert entries(getattr(net, part)) == keys
-
-
-def test_bodies_with_classifier_and_bias():
-    golden = stored("resnet_bodies")
-    body = ResNet(RESNETS["resnet50"], InPlaceABN, classes=1000, caffe_mode=True)
-    found = entries(body)
-    assert [e for e in found if e[0].startswith("mod1.")] == golden["resnet50_caffe_mode_mod1"]
-    assert [e for e in found if e[0].startswith("classifier.")] == golden["resnet50_classes1000_extra"]

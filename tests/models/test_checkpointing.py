@@ -66,18 +66,6 @@ def test_same_bits_and_less_memory(mode, overrides, num_frozen, dtype):
         assert module.net.body.backbone.mod2.block1.convs.bn1.num_batches_tracked == 2
 
 
-def test_nothing_is_kept_of_evaluation_and_frozen_statistics_stay():
-    plain, module = (m.eval() for m in pair("bn"))
-    batch = toy_batch((64, 96))
-    before = copy.deepcopy(dict(module.named_buffers()))
-    (wanted, _), (state, _) = (train(m, batch, steps=1) for m in (plain, module))
-    assert all(torch.equal(a, b) for a, b in zip(state, wanted))
-    assert all(torch.equal(b, before[n]) for n, b in module.named_buffers())
-    with torch.no_grad():
-        predicted = module.net.predict(batch.images)
-    assert torch.equal(predicted[0].boxes, plain.net.predict(batch.images)[0].boxes)
-
-
 @pytest.mark.parametrize("layer", [ABN, InPlaceABN])
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_statistics_move_once_however_often_the_graph_is_run_backwards(layer, momentum):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from support.networks import tiny_config, toy_batch
-from torch.testing import assert_close
 
 from seamseg.models.build import build_training_module
 from seamseg.structures import DeferredTransform
@@ -25,22 +24,6 @@ def exact_convolutions():
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = before
-
-
-@pytest.mark.parametrize("mode", ["bn", "syncbn", "gn"])
-def test_training_step(mode):
-    results = []
-    for device in ("cpu", "cuda"):
-        torch.manual_seed(0)
-        module = build_training_module(tiny_config(mode=mode), 2, 3).to(device)
-        batch = toy_batch((64, 96), (80, 64), empty=(1,), crowd=(0,)).to(device)
-        torch.manual_seed(1)
-        losses = module(batch).means
-        sum(losses.values()).backward()
-        results.append({name: loss.detach().cpu() for name, loss in losses.items()})
-        assert all(torch.isfinite(p.grad).all() for p in module.parameters())
-    for name, wanted in results[0].items():
-        assert_close(results[1][name], wanted, rtol=1e-2, atol=1e-3, msg=name)
 
 
 # --- A steady training step, during which torch makes every wait of the host an error

@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from seamseg.fusion import fuse
 from seamseg.maps.panoptic_map import VOID
-from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
 from seamseg.ops.fused import WinogradConv2d
 from seamseg.structures import PackedSequence
@@ -164,25 +163,6 @@ def check_detections(case, i, found):
 def test_detections(case):
     for i, found in enumerate(case.predictions):
         check_detections(case, i, found)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("candidates", [4096, 1024])
-def test_predictions_of_fixed_sizes(case, candidates, monkeypatch):
-    """All of them to the bit, from the features above, or it is known that others may be missing."""
-    monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
-    images, sizes = torch.empty(len(case), 3, 1, 1), torch.tensor(case.features.valid_sizes)
-    scored = case.net.score_anchors(case.features)
-    with mock.patch.multiple(case.net, encode=lambda _: case.features, score_anchors=lambda _: scored):
-        found = case.net.predict_padded(images, sizes)
-    for one, wanted, (count, complete) in zip(found.predictions, case.predictions, found.found.tolist(), strict=True):
-        assert torch.equal(one.semantic, wanted.semantic)
-        assert complete or candidates < 4096
-        if complete:
-            assert count == len(wanted.scores) > 0
-            for name in ("boxes", "classes", "scores", "mask_logits"):
-                assert torch.equal(getattr(one, name)[:count], getattr(wanted, name)), name
-            assert not one.scores[count:].any()
 
 
 @torch.no_grad()

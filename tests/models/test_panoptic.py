@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from seamseg.config import KINDS
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models.build import build_network, build_training_module
-from seamseg.ops.boxes import crowd_fraction
 from seamseg.structures import Features, PackedSequence, Things
 
 
@@ -116,28 +115,7 @@ def test_masks_of_positives_only(kind, fixed):
     assert positive == 3 * 6 if fixed == "yes" else 0 < positive <= 3 * 6
 
 
-@pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
-def test_masks_of_positives_without_a_positive(mode):
-    """Its norms keep their statistics, and every parameter gets a gradient, of 0 in the mask branch."""
-    module = narrow_module(POSITIVES, "roi.sample_empty_images=yes", mode=mode)
-    before = {name: value.clone() for name, value in module.net.roi_head.conv.named_buffers()}
-    losses = module(toy_batch((64, 64), empty=(0,))).means
-    assert losses["roi_cls_loss"] > losses["roi_msk_loss"] == 0
-    sum(losses.values()).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.net.parameters())
-    assert not any(p.grad.any() for p in module.net.roi_head.conv.parameters())
-    assert all(torch.equal(before[name], value) for name, value in module.net.roi_head.conv.named_buffers())
-
-
 # Detection and instance segmentation
-
-
-def test_overlap_with_crowd_boxes():
-    boxes = torch.tensor([[0.0, 0, 10, 10], [5, 5, 15, 15], [20, 20, 30, 24], [3, 3, 3, 9]])
-    crowd = torch.tensor([[0.0, 0, 10, 5], [8, 0, 30, 30]])
-    # the crowd that covers most counts, not their union: .5 and .2 of the first box, .0 and .7 of the second
-    assert_close(crowd_fraction(boxes[:3], crowd), torch.tensor([0.5, 0.7, 1.0]))
-    assert crowd_fraction(boxes[3:], crowd).isnan().all()
 
 
 def test_detection_excludes_the_boxes_of_crowds_of_things_and_instances_their_masks():

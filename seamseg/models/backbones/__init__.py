@@ -83,9 +83,7 @@ def build_backbone(
         if name.endswith(suffix) and name.removesuffix(suffix) in architectures
     )
     sizes = {spec.name for spec in fields(architecture)} if is_dataclass(architecture) else set()
-    # further arguments of the class
-    known = list(inspect.signature(kind).parameters)[2:]
-    known = [key for key in known if key not in ("classes", "keep_outputs")]
+    known = [*list(inspect.signature(kind).parameters)[2:-1], "checkpoint"]
     for key in params:
         if key not in known and key not in sizes:
             raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")

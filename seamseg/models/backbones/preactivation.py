@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -112,11 +112,9 @@ class ResNeXt(Backbone):
         norm: NormFactory,
         dilation: int | Sequence[int | Sequence[int]] = 1,
         input_3x3: bool = False,
-        classes: int = 0,
-        keep_outputs: bool = True,
-        checkpoint: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(classes, keep_outputs, checkpoint)
+        super().__init__(**options)
         self._add("mod1", _stem(norm, input_3x3), 4, 64)
         width, channels = 64, architecture.channels
         for i, (stride, dilations) in enumerate(dilations_of("ResNeXt", dilation, architecture.blocks), start=2):
@@ -156,11 +154,9 @@ class WiderResNet(Backbone):
         blocks: Sequence[int],
         norm: NormFactory,
         dilation: bool | Sequence[int] = False,
-        classes: int = 0,
-        keep_outputs: bool = True,
-        checkpoint: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(classes, keep_outputs, checkpoint)
+        super().__init__(**options)
         dilated = self.a2 and is_dilated_a2(dilation)
         if not dilated and dilation is not False:
             allowed = "True, False or (1, 2, 4, 4)" if self.a2 else "False"
@@ -246,11 +242,9 @@ class DenseNet(Backbone):
         norm: NormFactory,
         dilation: int | Sequence[int | Sequence[int]] = 1,
         input_3x3: bool = False,
-        classes: int = 0,
-        keep_outputs: bool = True,
-        checkpoint: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(classes, keep_outputs, checkpoint)
+        super().__init__(**options)
         width = 2 * GROWTH
         self._add("mod1", _stem(norm, input_3x3), 4, width)
         for i, (stride, dilations) in enumerate(dilations_of("DenseNet", dilation, layers), start=2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,12 +119,10 @@ class ResNet(Backbone):
         norm: NormFactory,
         dilation: int | Sequence[int | Sequence[int]] = 1,
         dropout: float | Sequence[float] = 0.0,
-        classes: int = 0,
         caffe_mode: bool = False,
-        checkpoint: bool = False,
-        keep_outputs: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(classes, keep_outputs, checkpoint)
+        super().__init__(**options)
         dropouts = tuple(dropout) if isinstance(dropout, Sequence) else (dropout,) * 4
         if len(dropouts) != 4:
             raise ValueError(f"ResNet: dropout has {len(dropouts)} entries, give one number or four (mod2 to mod5)")

@@ -139,10 +139,7 @@ class ROISample(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """The boxes `C x 4` of one image to sample from, the nearest ground truth of each, and whether they have losses.
-
-    `counts` is a bool scalar if the device knows it only.
-    """
+    """The boxes `C x 4` of one image to sample from, the nearest ground truth of each, and whether they have losses."""
 
     boxes: Tensor
     positive: Tensor

@@ -35,6 +35,7 @@ class RPNHead(nn.Module):
 
     def __init__(self, config: Rpn, in_channels: int, norm: NormFactory) -> None:
         super().__init__()
+        self.used = slice(config.fpn_min_level, config.fpn_min_level + config.fpn_levels)
         hidden_channels, num_anchors = config.hidden_channels, len(config.anchor_ratios)
         self.conv1 = nn.Conv2d(in_channels, hidden_channels, 3, stride=config.stride, padding=1, bias=False)
         self.bn1 = norm(hidden_channels)
@@ -42,20 +43,13 @@ class RPNHead(nn.Module):
         self.conv_bbx = nn.Conv2d(hidden_channels, num_anchors * 4, 1)
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """Score the anchors of all levels.
+        """Score the anchors of the pyramid `N x C x h x w`, finest level first, of which it uses some.
 
-        Parameters
-        ----------
-        levels : feature maps `N x C x h x w`, finest first
-
-        Returns
-        -------
-        obj_logits : `N x A`, ordered by level, row, column, ratio
-        bbx_logits : `N x A x 4`
-        shapes : `(height, width)` of the grid of cells of each level
+        Return objectness logits `N x A`, ordered by level, row, column, ratio, box codes `N x A x 4`, and the `(height,
+        width)` of the grid of cells of each level in use.
         """
         obj_logits, bbx_logits, shapes = [], [], []
-        for x in levels:
+        for x in levels[self.used]:
             hidden = run_layers((self.conv1, self.bn1), x)
             n, _, h, w = hidden.shape
             obj_logits.append(self.conv_obj(hidden).permute(0, 2, 3, 1).reshape(n, -1))

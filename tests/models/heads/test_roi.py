@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.golden_files import golden as ops
 from support.golden_files import numpy_permutation
 from support.sections import roi, things
@@ -18,6 +16,7 @@ from seamseg.models.heads.roi import (
     ROIHead,
     box_loss,
     class_loss,
+    leading_rows,
     mask_loss,
     mask_targets,
     of_class,
@@ -146,23 +145,13 @@ def test_levels_equal_the_original():
     assert level[~wanted.isnan()].tolist() == wanted[~wanted.isnan()].tolist()
 
 
-@settings(max_examples=30)
-@given(st.lists(st.tuples(*[st.floats(-50, 2000)] * 4), min_size=1, max_size=8))
-def test_levels_are_always_in_use(boxes):
-    boxes = torch.tensor(boxes)
-    boxes = torch.cat([torch.minimum(boxes[:, :2], boxes[:, 2:]), torch.maximum(boxes[:, :2], boxes[:, 2:])], 1)
-    level = ROIExtractor(roi(fpn_min_level=1, fpn_levels=2)).level_of(boxes)
-    assert level.min() >= 1
-    assert level.max() <= 2
-
-
 def test_levels_are_counted_from_the_first_in_use():
     levels = [torch.full((1, 1, 256 >> i, 256 >> i), float(i)) for i in range(4)]
-    boxes = torch.tensor([[0.0, 0, 20, 20], [0, 0, 500, 500], [10, 0, 250, 240]])
+    boxes = torch.tensor([[0.0, 0, 20, 20], [0, 0, 500, 500], [10, 0, 250, 240], [-900, 0, 1900, 2000]])
     extractor = ROIExtractor(roi(fpn_min_level=1, fpn_levels=3))
-    found = extractor(levels, boxes, torch.zeros(3, dtype=torch.long), (1024, 1024))
-    assert extractor.level_of(boxes).tolist() == [1, 3, 2]
-    assert_close(found, extractor.level_of(boxes).float().view(3, 1, 1, 1).expand_as(found))
+    found = extractor(levels, boxes[:3], torch.zeros(3, dtype=torch.long), (1024, 1024))
+    assert extractor.level_of(boxes).tolist() == [1, 3, 2, 3]
+    assert_close(found, extractor.level_of(boxes[:3]).float().view(3, 1, 1, 1).expand_as(found))
 
 
 # Head
@@ -249,22 +238,16 @@ def test_masks_that_are_all_void_cost_nothing():
 
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
-@pytest.mark.parametrize(
-    ("dtype", "channels_last"), [(torch.float32, True), (torch.float64, False), (torch.bfloat16, True)]
-)
-def test_zero_rows(norm, dtype, channels_last):
+@pytest.mark.parametrize("half", [False, True])
+def test_zero_rows(norm, half):
     """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    config = roi(fc_channels=32, conv_channels=16)
-    head = ROIHead(config, 16, 3, norm).to(wide, memory_format=memory_format)
-    levels = [torch.randn(2, 16, 32 >> i, 32 >> i, dtype=wide).to(memory_format=memory_format) for i in range(4)]
-    leaves = [level.requires_grad_() for level in levels]
+    head = ROIHead(roi(fc_channels=32, conv_channels=16), 16, 3, norm).to(memory_format=torch.channels_last)
+    leaves = [torch.randn(2, 16, 32 >> i, 32 >> i).requires_grad_() for i in range(4)]
     before = {name: buffer.clone() for name, buffer in head.named_buffers()}
     none = torch.zeros(0, dtype=torch.long)
     for rows in (none, None):
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            x = ROIExtractor(roi())(levels, torch.zeros(0, 4), none, (64, 64))
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            x = ROIExtractor(roi())(leaves, torch.zeros(0, 4), none, (64, 64))
             logits = head(x, rows)
         assert [tuple(t.shape) for t in logits] == [(0, 4), (0, 3, 4), (0, 3, 28, 28)]
         head.zero_grad()
@@ -274,3 +257,86 @@ def test_zero_rows(norm, dtype, channels_last):
             assert torch.equal(leaf.grad, torch.zeros_like(leaf)), name
     for name, buffer in head.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+# Samples of fixed numbers: rows that count nowhere fill up
+
+
+def roi_images():
+    boxes, crowds = (ops("rpn/gt0"), None, ops("rpn/gt0")), (ops("rpn/crowd_mask").bool(), None, None)
+    return [ops("roi/prop0"), ops("roi/prop1"), ops("roi/prop0")], list(map(things, boxes, crowds))
+
+
+def as_set(boxes, match):
+    return {(*box, m) for box, m in zip(boxes.tolist(), match.tolist())}
+
+
+def test_all_candidates_are_sampled_where_there_is_room():
+    exact = ProposalMatcher(roi(num_samples=10**4)).batch(*roi_images())
+    fixed = ProposalMatcher(roi(num_samples=600, pos_ratio=0.5, fixed_samples=True)).batch(*roi_images())
+    for wanted, found in zip(exact, fixed):
+        assert found.boxes.shape == (600, 4)
+        assert found.leading == 300
+        if wanted is None:
+            assert (found.weight == 0).all()
+            assert (found.match == BACKGROUND).all()
+            continue
+        count = int(found.weight.sum())
+        assert count == len(wanted.match) < 600
+        assert as_set(found.boxes[:count], found.match[:count]) == as_set(wanted.boxes, wanted.match)
+        assert (found.match[: wanted.leading] >= 0).all()
+        assert (found.match[wanted.leading :] == BACKGROUND).all()
+        # padding repeats the same rows, with weight 0
+        assert (found.weight == (torch.arange(600) < count)).all()
+        assert_close(found.boxes, found.boxes[torch.arange(600) % count], rtol=0, atol=0)
+
+
+def test_as_many_proposals_are_drawn_as_exactly():
+    torch.manual_seed(0)
+    exact = ProposalMatcher(roi(num_samples=16)).batch(*roi_images())
+    drawn = [ProposalMatcher(roi(num_samples=16, fixed_samples=True)).batch(*roi_images()) for _ in range(2)]
+    for wanted, found, again in zip(exact, *drawn):
+        if wanted is not None:
+            assert (found.match >= 0).tolist() == (wanted.match >= 0).tolist()
+            assert (found.weight == 1).all()
+            assert len(found.boxes.unique(dim=0)) == 16
+            assert not torch.equal(found.boxes, again.boxes)
+
+
+def test_images_without_ground_truth():
+    proposals = torch.cat([ops("roi/prop1"), torch.full((5, 4), torch.nan)])
+    for asked in (False, True):
+        config = roi(num_samples=16, fixed_samples=True, sample_empty_images=asked)
+        (sample,) = ProposalMatcher(config).batch([proposals], [things(None)])
+        assert (sample.weight == float(asked)).all()
+        assert (sample.match == BACKGROUND).all()
+        assert sample.boxes.isfinite().all()
+        assert sample.boxes.abs().sum() > 0
+
+
+def test_nothing_to_sample_gives_rows_of_weight_0():
+    padding, box = torch.full((5, 4), torch.nan), torch.tensor([[0.0, 0, 10, 10]])
+    matcher = ProposalMatcher(roi(num_samples=8, fixed_samples=True))
+    crowd = torch.ones(20, 20, dtype=torch.bool)
+    empty, covered = matcher.batch([padding, box], [things(None), things(box, crowd)])
+    assert (empty.boxes == 0).all()
+    for sample in (empty, covered):
+        assert (sample.weight == 0).all()
+        assert (sample.match == BACKGROUND).all()
+
+
+def test_leading_rows():
+    fixed = ProposalMatcher(roi(num_samples=16, fixed_samples=True)).batch(*roi_images())
+    assert leading_rows([fixed[0], None, fixed[2]], torch.device("cpu")).tolist() == [0, 1, 2, 3, 16, 17, 18, 19]
+
+
+def test_rows_of_weight_0_count_in_no_loss():
+    torch.manual_seed(0)
+    labels, cls, errors = torch.tensor([2, 0, 1, 0, 0]), torch.randn(5, 4), torch.randn(5, 4)
+    for count in (3, 1):
+        weights = (torch.arange(5) < count).float()
+        labels = labels * weights.long()
+        assert_close(class_loss(cls, labels, weights), class_loss(cls[:count], labels[:count]))
+        assert_close(box_loss(errors, labels, weights), box_loss(errors[:count], labels[:count]))
+    nothing = torch.zeros(5)
+    assert class_loss(cls, labels * 0, nothing) == box_loss(errors, labels * 0, nothing) == 0

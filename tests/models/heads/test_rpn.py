@@ -1,7 +1,10 @@
 """Region proposals: anchors, targets, losses and proposals against the original, and their properties."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from support.golden_files import crowd_mask_of
 from support.golden_files import golden as ops
 from support.sections import rpn, things
 from torch.testing import assert_close
@@ -157,3 +160,63 @@ def test_without_a_limit_all_proposals_are_kept(limit):
     generator = ProposalGenerator(rpn(min_size=0, num_pre_nms_val=limit, num_post_nms_val=limit))
     (boxes,) = generator(torch.arange(5.0)[None], torch.zeros(1, 5, 4), anchors, [(200, 200)], training=False)
     assert boxes.tolist() == anchors.flip(0).tolist()
+
+
+# Samples of fixed numbers
+
+
+def golden_images():
+    """Things and valid sizes of the four golden images."""
+    boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")]
+    crowds = [ops("rpn/crowd_mask").bool(), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128)), None, None]
+    return list(map(things, boxes, crowds)), [tuple(size) for size in ops("rpn/valid_size").tolist()]
+
+
+def test_every_anchor_is_taken_where_there_is_room():
+    found = AnchorMatcher(rpn(num_samples=10**6), fixed=True).batch(ops("rpn/anchors"), *golden_images())
+    assert_close(found, ops("rpn/match_all"), rtol=0, atol=0)
+
+
+def test_as_many_anchors_are_drawn_as_by_the_original():
+    loose = rpn(pos_threshold=0.6, void_threshold=0)
+    exact, fixed = (
+        AnchorMatcher(replace(loose, num_samples=64), fixed=choice).batch(ops("rpn/anchors"), *golden_images())
+        for choice in (False, True)
+    )
+    everything = AnchorMatcher(replace(loose, num_samples=10**6, pos_ratio=1.0)).batch(
+        ops("rpn/anchors"), *golden_images()
+    )
+    taken = fixed >= BACKGROUND
+    assert_close(fixed[taken], everything[taken], rtol=0, atol=0)
+    for kind in (lambda match: match >= 0, lambda match: match == BACKGROUND):
+        assert kind(fixed).sum(1).tolist() == kind(exact).sum(1).tolist()
+    assert not torch.equal(fixed, exact)
+
+
+def test_losses_look_at_no_more_anchors_than_there_are_samples():
+    found = ops("rpn/match_64_seed3_pos.6_novoid")
+    results = []
+    for number in (10**6, 64):
+        obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
+        outputs = RPNOutputs(ops("rpn/anchors"), obj, bbx)
+        losses = rpn_losses(outputs, found, golden_images()[0], rpn(num_samples=number))
+        (losses["obj_loss"][0] + losses["bbx_loss"][0]).backward()
+        results.append((losses, obj.grad, bbx.grad))
+    assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize(("min_size", "most"), [(0, 100), (0, 1), (16, 100), (10**4, 100)])
+def test_padded_proposals_are_those_of_a_call(min_size, most):
+    torch.manual_seed(0)
+    counts = {"num_pre_nms_train": 300, "num_post_nms_train": most}
+    generator = ProposalGenerator(rpn(min_size=min_size, **counts))
+    anchors = ops("rpn/anchors")
+    arguments = (torch.randn(3, len(anchors)), torch.randn(3, len(anchors), 4) * 0.1, anchors, [(96, 128)] * 3, True)
+    boxes, counts = generator.padded(*arguments)
+    assert boxes.shape == (3, most, 4)
+    for rows, count, wanted in zip(boxes, counts.tolist(), generator(*arguments)):
+        assert rows[count:].isnan().all()
+        assert (wanted is None) == (count == 0)
+        if wanted is not None:
+            assert_close(rows[:count], wanted, rtol=0, atol=0)
+    assert (counts == 0).all() == (min_size == 10**4)

@@ -28,13 +28,6 @@ def test_nth_true_in_any_order(mask):
     assert nth_true(mask, torch.tensor([len(wanted)])).tolist() == [len(mask)]
 
 
-def test_rows_of_a_batch_do_not_mix():
-    mask = torch.tensor([[False, True, True], [True, False, False]])
-    index, is_there = first_true(mask, 2)
-    assert index.tolist() == [[1, 2], [0, 0]]
-    assert is_there.tolist() == [[True, True], [True, False]]
-
-
 def test_draws_are_subsets_of_the_wanted_size():
     chosen = torch.rand(3, 50) < torch.tensor([[0.0], [0.1], [0.9]])
     drawn = random_subset(chosen, 10)
