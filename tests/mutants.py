@@ -58,9 +58,10 @@ TESTS = {
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/test_training_parity.py",
     "seamseg/models/panoptic_inference.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py",
-    "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py "
-    "tests/ops/test_sync.py::test_statistics_over_given_ranks tests/ops/test_abn_small_scales.py",
-    "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_small_scales.py",
+    "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_abn_steps.py",
+    "seamseg/ops/abn_steps.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
+    "seamseg/ops/fused.py": "tests/ops/test_winograd.py tests/models/test_folding.py",
+    "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_steps.py",
     "seamseg/ops/roi_sampling.py": "tests/ops/test_roi_sampling.py "
     "tests/ops/test_contract.py::test_dispatch[roi_sampling-few] "
     "tests/ops/test_contract.py::test_dispatch[roi_sampling_backward-few]",

@@ -7,8 +7,7 @@
 Arguments come from `tests/support/op_arguments.py`: all dtypes, layouts and small sizes, empty ones too.
 Every other call has its tensors one element off a 16-byte boundary. A reference and the device get the same values;
 results and arguments that are written to must agree within the tolerances of the tests. On a GPU the reference is
-the operator on the CPU, on the CPU plain torch. The device works in a process of its own: what ends it, or breaks its
-CUDA context, is a failure of the operator at work, and the others go on without that one.
+the operator on the CPU, on the CPU plain torch.
 
 Exit code 1 if anything differs.
 """
@@ -18,11 +17,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import pkgutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -128,80 +124,49 @@ def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
         tally.failures = [*tally.failures, f"seed {seed}: {words}"][:MOST_FAILURES]
 
 
-def work(arguments: argparse.Namespace) -> int:
-    """Run all cases, then rounds of all operators until the time is over; called in the process of the device.
+def work(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run all cases, then rounds of all operators until the time is over; write the results after each of them."""
+    device, path = torch.device(arguments.device), Path(arguments.json) if arguments.json else None
+    names, cases = list(implementations()), {} if arguments.no_cases else dict(operator_cases.CASES)
+    if arguments.names:
+        names = [name for name in names if any(word in name for word in arguments.names)]
+        cases = {name: case for name, case in cases.items() if any(word in name for word in arguments.names)}
+    tallies = {name: Tally() for name in names}
+    result: dict[str, Any] = {"kernels": kernels(), "seed": arguments.seed, "rounds": 0, "cases": {}, "operators": {}}
+    result["served"] = {name: implementations()[name] for name in names}
 
-    The results are written after each case and round. If the file exists, a process before this one has begun it.
-    """
-    device, path = torch.device(arguments.device), Path(arguments.json)
-    now = Path(arguments.now) if arguments.now else None
-    result: dict[str, Any] = {"seed": arguments.seed, "rounds": 0, "seconds": 0.0, "cases": {}, "operators": {}}
-    result |= json.loads(path.read_text()) if path.exists() else {"kernels": kernels()}
-
-    def begin(name: str) -> bool:
-        chosen = not arguments.names or any(word in name for word in arguments.names)
-        if now is not None and chosen:
-            now.write_text(name)
-        return chosen and name not in arguments.without
-
-    for name, case in operator_cases.CASES.items():
-        if not arguments.no_cases and name not in result["cases"] and begin(name):
-            result["cases"][name] = operator_cases.outcome(case, device)
-            print(f"{name}: {result['cases'][name]}", flush=True)
+    def write() -> None:
+        result["operators"] = {name: asdict(tally) for name, tally in tallies.items()}
+        if path is not None:
             path.write_text(json.dumps(result, indent=1))
-    names = [name for name in implementations() if begin(name)]
-    tallies = {name: Tally(**row) for name, row in result["operators"].items()}
-    tallies |= {name: Tally() for name in names if name not in tallies}
-    result["served"] = {name: implementations()[name] for name in tallies}
+
+    for name, case in cases.items():
+        result["cases"][name] = operator_cases.outcome(case, device)
+        print(f"{name}: {result['cases'][name]}", flush=True)
+        write()
+    end = time.monotonic() + arguments.seconds
     while (
         result["rounds"] == 0
-        or result["seconds"] < arguments.seconds
-        or (result["rounds"] < MOST_ROUNDS and not all(tallies[name].compared for name in names))
+        or time.monotonic() < end
+        or (result["rounds"] < MOST_ROUNDS and not all(tally.compared for tally in tallies.values()))
     ):
-        start = time.monotonic()
         for name in names:
-            begin(name)
             compare(name, arguments.seed + result["rounds"], device, tallies[name])
         result["rounds"] += 1
-        result["seconds"] += time.monotonic() - start
-        result["operators"] = {name: asdict(tally) for name, tally in tallies.items()}
-        path.write_text(json.dumps(result, indent=1))
-    return 0
-
-
-def in_a_process(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the checks in another process, again without an operator that crashes it; return the results."""
-    broken: dict[str, str] = {}
-    path, now = Path(arguments.json or folder / "result.json"), folder / "now"
-    path.unlink(missing_ok=True)
-    while True:
-        command = [sys.executable, __file__, *arguments.names, "--in-process", "--device", arguments.device]
-        command += ["--seed", str(arguments.seed), "--seconds", str(arguments.seconds)]
-        command += ["--json", str(path), "--now", str(now), *(f"--without={name}" for name in broken)]
-        command += ["--no-cases"] if arguments.no_cases else []
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-        sys.stderr.write(done.stderr)
-        if done.returncode == 0:
-            return {**json.loads(path.read_text()), "broken": broken}
-        name = now.read_text() if now.exists() else ""
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        words = next((line for line in lines if "CUDA error" in line), lines[-1])
-        if not name or name in broken:
-            raise SystemExit(f"operators.py: {words}")
-        print(f"{name}: ended its process, exit code {done.returncode}: {words}", flush=True)
-        broken[name] = words
+        write()
+    return result
 
 
 def verdict(result: dict[str, Any]) -> int:
     """Print the results; return the number of operators and cases that fail."""
     print(f"\n{'operator':<30}{'served by':<14}{'compared':>9}{'empty':>7}{'unaligned':>10}{'refused':>8}{'fail':>6}")
-    bad = [*result["broken"]]
+    bad = []
     for name, row in result["operators"].items():
         print(
             f"{name:<30}{result['served'][name]:<14}{row['compared']:>9}{row['empty']:>7}{row['unaligned']:>10}"
             f"{row['refused'] + len(row['refused_here']):>8}{len(row['failures']):>6}"
         )
-        bad += [name] * (name not in bad and (bool(row["failures"]) or not row["compared"]))
+        bad += [name] * (bool(row["failures"]) or not row["compared"])
     bad += [name for name, outcome in result["cases"].items() if outcome.startswith("differs")]
     print(f"\nseed {result['seed']}, {result['rounds']} rounds, {len(result['cases'])} cases; ", end="")
     print(f"{len(bad)} fail: {', '.join(bad)}" if bad else "nothing differs")
@@ -220,25 +185,14 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=int(time.time()), help="seed of the first round (default: the time)"
     )
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out an operator or case")
     parser.add_argument("--no-cases", action="store_true", help="random arguments only")
-    parser.add_argument("--in-process", action="store_true", help="no process of its own: for compute-sanitizer")
-    parser.add_argument("--now", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="seamseg-operators-") as name:
-        if arguments.now is not None:
-            return work(arguments)
-        if arguments.in_process:
-            path, arguments.json = arguments.json, os.path.join(name, "result.json")
-            work(arguments)
-            result = {**json.loads(Path(arguments.json).read_text()), "broken": {}}
-        else:
-            path, result = arguments.json, in_a_process(arguments, Path(name))
-        bad = verdict(result)
-        if path:
-            Path(path).write_text(json.dumps({**result, "failing": bad}, indent=1))
-        return int(bad > 0)
+    result = work(arguments)
+    bad = verdict(result)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({**result, "failing": bad}, indent=1))
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

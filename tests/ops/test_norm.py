@@ -41,7 +41,9 @@ def test_golden(case, memory_format):
         layer.train(mode == "train")
         x = golden("abn/x").contiguous(memory_format=memory_format).requires_grad_()
         y = layer(x)
+        assert y.is_contiguous(memory_format=memory_format)
         y.backward(golden("abn/dy"))
+        assert kind == "ABN" or x.grad.is_contiguous(memory_format=memory_format)
         exact = {"y": y, "dx": x.grad, "dbias": layer.bias.grad}
         exact |= {n: getattr(layer, n) for n in ("running_mean", "running_var", "num_batches_tracked")}
         for name, value in exact.items():

@@ -10,7 +10,7 @@ from support.processes import launch
 from torch import distributed, nn
 from torch.testing import assert_close
 
-from ops.test_abn_small_scales import spacing
+from ops.test_abn_steps import spacing
 from seamseg.inplace_abn import inplace_abn_sync
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
