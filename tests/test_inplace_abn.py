@@ -58,30 +58,9 @@ def test_without_running_statistics(name, momentum):
     assert layer(x[:0]).shape == (0, 3, 5, 5)
 
 
-def test_reset_running_stats():
-    layer = ours.InPlaceABN(3)
-    layer(torch.randn(4, 3))
-    with torch.no_grad():
-        layer.weight.fill_(2)
-    layer.reset_running_stats()
-    assert layer.running_mean.tolist() == [0] * 3
-    assert layer.running_var.tolist() == [1] * 3
-    assert int(layer.num_batches_tracked) == 0
-    assert layer.weight.tolist() == [2] * 3
-
-
 def test_set_active_group():
     network, group = nn.Sequential(ours.InPlaceABN(2), nn.Sequential(ours.InPlaceABNSync(2))), object()
     ours.set_active_group(network, group)
     assert network[1][0].group is group
     assert not hasattr(network[0], "group")
     assert ours.active_group(True) is None  # nothing to share with
-
-
-def test_functions_without_statistics():
-    x = torch.randn(4, 3, 5, 5)
-    for function in (ours.inplace_abn, ours.inplace_abn_sync):
-        y = function(x, None, None, None, None, activation="identity")
-        assert_close(y.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-6)
-        with pytest.raises(ValueError, match="inplace_abn: running_mean and running_var must be given, or training be"):
-            function(x, None, None, None, None, training=False)

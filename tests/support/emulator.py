@@ -3,13 +3,10 @@
 The kernels and their host files, unchanged, are compiled by the C++ compiler against `cuda_emulation/cuda_runtime.h`;
 a block's threads are fibers that change places where they wait for each other, in an order drawn from a seed.
 
-What this shows: indexing (AddressSanitizer sees each read or write outside of a tensor or a shared array), arithmetic
-that C++ leaves undefined, results that depend on the order of threads, blocks or atomics, shared memory and outputs
-read before they are written (they start as NaN), barriers that not all threads reach, launches CUDA would refuse, the
-host side with its workspaces, and numbers: products and sums are fused, though not always those that nvcc fuses.
-
-What it does not show: races between blocks or between barriers that need threads to change places elsewhere, the memory
-model, streams, registers and occupancy, speed, and what the GPU's own instructions round differently.
+What this shows: indexing, undefined arithmetic, results that depend on the order of threads, blocks or atomics, memory
+read before it is written (it starts as NaN), barriers that not all threads reach, launches CUDA would refuse, the host
+side, and numbers. What it does not show: races between blocks or between barriers, the memory model, streams,
+registers and occupancy, speed, and what the GPU's own instructions round differently.
 """
 
 from __future__ import annotations
@@ -89,13 +86,6 @@ def _copy(path: Path) -> Path:
     return copy
 
 
-def _fuses() -> list[str]:
-    """As nvcc does, where the processor can."""
-    info = Path("/proc/cpuinfo")
-    can = info.exists() and " fma " in info.read_text()
-    return ["-mfma", "-ffp-contract=fast", "-fexpensive-optimizations"] if can else []
-
-
 @cache
 def build() -> tuple[Path, ...]:
     """Return the libraries of maps, of the C++ kernels and of the emulated CUDA kernels; compile what has changed."""
@@ -107,7 +97,10 @@ def build() -> tuple[Path, ...]:
         headers = [*sorted(SUPPORT.glob("*.h")), *sorted((BUILD / "csrc").rglob("*.*h"))]
         included = b"\0".join(path.read_bytes() for path in headers)
         include = [f"-I{Path(torch.__file__).parent / 'include'}", f"-I{sysconfig.get_path('include')}", f"-I{SUPPORT}"]
-        emulated = ["-x", "c++", *_fuses(), "-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
+        # products and sums are fused as nvcc does, where the processor can
+        fma = " fma " in Path("/proc/cpuinfo").read_text()
+        emulated = ["-mfma", "-ffp-contract=fast", "-fexpensive-optimizations"] if fma else []
+        emulated += ["-x", "c++", "-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
         cpu, cuda = sorted((ROOT / "csrc/cpu").glob("*.cpp")), sorted((ROOT / "csrc/cuda").glob("*.cu"))
         jobs = [(path, emulated) for path in cuda if path.stem != "module"]
         jobs += [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
@@ -173,25 +166,11 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, library: str, name: str, arguments: list[Any], seed: int = 0, wanted: bool = True) -> Any:
-        """Call an operator, or a function of the package.
+        """Call an operator of a namespace, or a function of a module; return its result, and the arguments afterwards.
 
-        Parameters
-        ----------
-        library : namespace of the operator, or the function's module
-        name, arguments : the operator and all it gets
-        seed : draws the order of the emulated threads; 0 keeps them in order
-        wanted : give the result back; else nothing comes back, and gradients are computed where there are some
-
-        Returns
-        -------
-        its result, and the arguments as it left them
-
-        Raises
-        ------
-        Fault
-            if it did what no kernel may do
-        Raised
-            if it raised
+        `seed` draws the order of the emulated threads, 0 keeps them in order. Unless the result is wanted, nothing
+        comes back, and gradients are computed where there are some. Raise Fault if it did what no kernel may do, and
+        Raised if it raised.
         """
         process = self._alive()
         try:

@@ -1,7 +1,6 @@
-"""Counts where a step asks the device for a value, where the host of a GPU would wait, and what it calls.
+"""Counts where a step asks the device for a value, where the host of a GPU would wait, and what it calls: on a CPU.
 
-Runs on the CPU, where nothing waits, but the same operations are called. What torch does not show to a mode, a copy to
-another device, cannot happen there: `models/test_cuda.py` is for that.
+Copies to another device cannot happen there: `models/test_cuda.py` is for that.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class HostReads:
-    """Context in which reads are counted, in the forward and in the backward pass of the thread.
-
-    `places` : how often each place of the package, named `operation: file:line < caller`, read.
-    """
+    """Context in which reads are counted by their place, `operation: file:line < caller`."""
 
     def __init__(self) -> None:
         self.places: Counter[str] = Counter()
@@ -44,11 +40,9 @@ class HostReads:
 
     @property
     def count(self) -> int:
-        """Reads so far."""
         return self.places.total()
 
     def found(self, what: str) -> None:
-        """Note a read by the code that runs now."""
         stack = [(name, f.lineno) for f in traceback.extract_stack() if (name := name_in_package(f.filename))]
         where = " < ".join(f"{name}:{line}" for name, line in reversed(stack[-3:]))
         self.places[f"{what}: {where or 'outside of the package'}"] += 1
@@ -67,7 +61,7 @@ class HostReads:
 
 
 def name_in_package(path: str) -> str:
-    """Return the path of a file within seamseg or `torch.optim`, empty for other files."""
+    """The path of a file within seamseg or `torch.optim`, empty for other files."""
     return next((str(Path(path).relative_to(p)) for p in _PACKAGES if Path(path).is_relative_to(p)), "")
 
 
@@ -79,9 +73,9 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if name in _VALUES or name in _SHAPES or (name in _INDEXED and _has_mask(args[1])):
-            self.reads.found(name)
-        if name == "repeat_interleave" and kwargs.get("output_size") is None:
+        masked = name in _INDEXED and any(isinstance(i, Tensor) and i.dtype in _MASKS for i in args[1])
+        repeats = name == "repeat_interleave" and kwargs.get("output_size") is None
+        if name in _VALUES or name in _SHAPES or masked or repeats:
             self.reads.found(name)
         return func(*args, **kwargs)
 
@@ -98,10 +92,6 @@ class _Functions(TorchFunctionMode):
         if func in _TO_HOST or func == Tensor.new_tensor or goes_up:
             self.reads.found(func.__name__)
         return func(*args, **kwargs)
-
-
-def _has_mask(indices: Any) -> bool:
-    return any(isinstance(index, Tensor) and index.dtype in _MASKS for index in indices)
 
 
 class Launches(TorchDispatchMode):

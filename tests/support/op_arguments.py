@@ -1,13 +1,13 @@
-"""Random arguments for any operator, from its schema, that fit each other; `mistakes` puts errors into them.
+"""Random arguments for any operator, from its schema: by name (`boxes`, `logits`, ...), else by type.
 
-What a plausible value is follows from the argument's name (`boxes`, `logits`, ...) and type; values that depend on each
-other are put right for single operators in `_FITTED`. An operator with new names gets values by its types alone.
+Values that depend on each other are put right for single operators in `_FITTED`.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +66,6 @@ class Scene:
         return self.dice.choice(values)
 
     def size(self, most: int) -> int:
-        """Often small, seldom 0."""
         return self.dice.choice((0, 1, 1, 2, most)) if self.dice.random() < 0.3 else self.dice.randint(1, most)
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -76,7 +75,6 @@ class Scene:
         return self.salted(x).to(dtype or self.dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Often in runs, as the pixels of a map."""
         x = torch.randint(low, max(high, low + 1), shape, generator=self.generator)
         if len(shape) > 1 and shape[-1] > 0 and self.dice.random() < 0.5:
             x = x[..., torch.arange(shape[-1]) // 8 * 8]
@@ -109,7 +107,6 @@ class Scene:
         return self.salted(boxes).to(dtype or self.one_of(torch.float32, self.dtype))
 
     def salted(self, x: Tensor) -> Tensor:
-        """A few values that should not be there, if they are wanted."""
         if self.odd_values and x.numel() and self.dice.random() < 0.3:
             for _ in range(self.dice.randint(1, 4)):
                 x.view(-1)[self.dice.randrange(x.numel())] = self.one_of(*WILD_VALUES)
@@ -159,8 +156,8 @@ _CHANNEL_VALUES = ("mean", "var", "scale", "bias", "offset", "slope", "weight", 
 _CHANNEL_VALUES += ("sum", "moment", "squares", "invstd")
 
 
-def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
-    if optional and scene.dice.random() < 0.4:
+def _plausible_value(scene: Scene, name: str, kind: str) -> Any:
+    if kind.startswith("Optional[") and scene.dice.random() < 0.4:
         return None
     if name in _NAMED:
         return _NAMED[name](scene)
@@ -176,17 +173,7 @@ def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
         "List[int]": lambda: [scene.dice.randint(1, 9) for _ in range(2)],
         "List[bool]": lambda: [scene.dice.random() < 0.5 for _ in range(2)],
     }
-    return by_type[kind]()
-
-
-def _types(schema: torch._C.FunctionSchema) -> list[tuple[str, str, bool]]:
-    """Name, type without Optional, and whether it is optional, of each argument."""
-    said = []
-    for argument in schema.arguments:
-        kind = str(argument.type)
-        inner = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
-        said.append((argument.name, inner.replace("SymInt", "int"), inner != kind))
-    return said
+    return by_type[re.sub(r"^Optional\[(.*)\]$", r"\1", kind).replace("SymInt", "int")]()
 
 
 # What follows from other arguments of the same call: a function that puts the values right.
@@ -195,7 +182,6 @@ _Values = dict[str, Any]
 
 
 def _fit_abn(scene: Scene, v: _Values) -> None:
-    """Maps of one shape and layout, and an output that the activation can have."""
     if "y" in v and v["activation"] == 1:
         low = v["parameter"] * (v["y"].double().clamp(-3, 0).exp() - 1)
         v["y"] = torch.where(v["y"] > 0, v["y"], low.to(v["y"].dtype))
@@ -208,7 +194,6 @@ def _fit_abn(scene: Scene, v: _Values) -> None:
 
 
 def _fit_abn_channels(scene: Scene, v: _Values) -> None:
-    """Sums of squares and variances are positive, kernels as layers have them."""
     for name in ("var", "running_var", "squares", "invstd"):
         if v.get(name) is not None:
             v[name] = v[name].abs()
@@ -289,7 +274,6 @@ def _fit_pooling(scene: Scene, v: _Values) -> None:
 
 
 def _fit_winograd(scene: Scene, v: _Values) -> None:
-    """Maps of whole vectors of channels, and rows of tiles inside of them."""
     shape = (scene.batch, max(1, scene.height), max(1, scene.width), 16 * scene.dice.randint(0, 3))
     dilation = scene.dice.randint(1, 3)
     last = tile_count(shape[1], dilation) - 1
@@ -336,11 +320,11 @@ def plausible(name: str, seed: int, odd_values: bool = False, zero_rows: bool = 
     With `zero_rows` there are no boxes, and no images in maps that boxes are not looked up on.
     """
     scene = Scene(seed, odd_values)
-    types = _types(getattr(torch.ops.seamseg, name).default._schema)
+    types = {a.name: str(a.type) for a in getattr(torch.ops.seamseg, name).default._schema.arguments}
     if zero_rows:
         scene.count, scene.channels = 0, max(scene.channels, 1)
-        scene.batch = max(scene.batch, 1) if "boxes" in (argument for argument, _, _ in types) else 0
-    values = {argument: _plausible_value(scene, argument, kind, optional) for argument, kind, optional in types}
+        scene.batch = max(scene.batch, 1) if "boxes" in types else 0
+    values = {argument: _plausible_value(scene, argument, kind) for argument, kind in types.items()}
     if name in _FITTED:
         _FITTED[name](scene, values)
-    return [values[argument] for argument, _, _ in types]
+    return list(values.values())

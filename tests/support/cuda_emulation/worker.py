@@ -1,8 +1,8 @@
 """Serves calls of the operators in a process of its own, which they may end. Started by `emulator.Worker`.
 
-Arguments are paths of libraries to load, built with sanitizers: the first is that of `seamseg.maps.idmaps`, the others
-hold the C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
-SEAMSEG_PLAIN_OPS). Without any, all are as they are installed. Requests and answers are pickled, each after its length.
+Arguments are libraries built with sanitizers: of `seamseg.maps.idmaps`, of the C++ kernels (`seamseg_checked`) and of
+the CUDA kernels (`seamseg_emulated`), while `seamseg` is plain torch (by SEAMSEG_PLAIN_OPS). Without any, all are as
+they are installed. Requests and answers are pickled, each after its length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import resource
 import struct
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ def define_copies() -> list[torch.library.Library]:
 
 
 def read(stream: io.BufferedReader) -> Any:
-    """The next object."""
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError
@@ -55,29 +53,19 @@ def read(stream: io.BufferedReader) -> Any:
 
 
 def write(stream: io.BufferedWriter, value: Any) -> None:
-    """Send an object."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     stream.write(struct.pack("<q", len(buffer.getvalue())) + buffer.getvalue())
     stream.flush()
 
 
-def function(library: str, name: str) -> Callable[..., Any]:
-    """An operator, or a function of the package where the library is a module's name."""
-    if "." in library:
-        return getattr(importlib.import_module(library), name)
-    return getattr(getattr(torch.ops, library), name)
-
-
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """All tensors in a result."""
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_of(item)]
     return [value] if isinstance(value, torch.Tensor) else []
 
 
 def main() -> None:
-    """Answer until nobody asks."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anybody prints must not get between the answers
     warnings.simplefilter("ignore")
@@ -104,7 +92,8 @@ def main() -> None:
         if libraries:
             set_seed(seed)
         try:
-            result = function(library, name)(*arguments)
+            owner = importlib.import_module(library) if "." in library else getattr(torch.ops, library)
+            result = getattr(owner, name)(*arguments)
             if not wanted:
                 for tensor in tensors_of(result):
                     if tensor.requires_grad:
