@@ -90,30 +90,25 @@ def test_decoding_clamps_scales_only():
         (lambda: box_iou(torch.rand(3, 5), torch.rand(2, 4)), "a must be N x 4, got float32 tensor of shape 3x5"),
         (lambda: box_iou(torch.rand(3, 4), torch.rand(4)), "box_iou: b must be N x 4"),
         (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
+        (
+            lambda: box_area(torch.zeros(2, 4).long()),
+            "boxes must be a floating point tensor, got int64 tensor of shape",
+        ),
         (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),
         (lambda: smooth_l1(torch.rand(3, 4), torch.rand(1, 4), 1), "one shape, got float32 tensor of shape 3x4 and"),
         (lambda: smooth_l1(torch.rand(3, 4), torch.rand(3, 4), 0), "sigma must be positive, got 0"),
     ],
 )
 def test_wrong_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()
-
-
-def test_integer_boxes_are_refused():
-    with pytest.raises(TypeError, match="boxes must be a floating point tensor, got int64 tensor of shape 2x4"):
-        box_area(torch.zeros(2, 4, dtype=torch.long))
 
 
 # --- NMS
 
 
-def portable(name: str) -> bool:
-    """Not the order that an unstable sort happened to give ties."""
-    return not re.match(r"nms/ties/out_t", name)
-
-
-@pytest.mark.parametrize("name", [n for n in names("nms/") if re.search(r"out_.*t[\d.]+_n", n) and portable(n)])
+# nms/ties/out_t: the order that an unstable sort happened to give ties
+@pytest.mark.parametrize("name", [n for n in names("nms/") if re.search(r"(?<!ties/)out_.*t[\d.]+_n", n)])
 def test_golden(name):
     case = name.split("/")[1]
     threshold, n_max = re.search(r"_t([\d.]+)_n(-?\d+)", name).groups()
@@ -128,14 +123,14 @@ def test_empty_and_single():
 
 
 def test_wrong_arguments_of_nms():
-    boxes = torch.rand(3, 4)
-    with pytest.raises(RuntimeError, match="nms: scores must be N"):
-        nms(boxes, torch.rand(2), 0.5)
-    with pytest.raises(RuntimeError, match="nms: groups must be N int64"):
-        nms(boxes, torch.rand(3), 0.5, groups=torch.zeros(2, dtype=torch.long))
-    with pytest.raises(RuntimeError, match="nms: boxes must be N x 4"):
-        nms(torch.rand(3, 5), torch.rand(3), 0.5)
-    for wrong in ((boxes[:, :3], boxes[:, 0], None), (boxes, torch.rand(2), None), (boxes, boxes[:, 0], torch.ones(2))):
+    boxes, scores, groups = torch.rand(3, 4), torch.rand(3), torch.zeros(2, dtype=torch.long)
+    for wrong, words in (
+        ((boxes[:, :3], scores, None), "boxes must be N x 4"),
+        ((boxes, scores[:2], None), "scores must be N"),
+        ((boxes, scores, groups), "groups must be N int64"),
+    ):
+        with pytest.raises(RuntimeError, match=f"nms: {words}"):
+            nms(*wrong[:2], 0.5, groups=wrong[2])
         with pytest.raises(RuntimeError, match="nms: boxes must be N x 4, scores and groups N"):
             plain.nms(*wrong[:2], 0.5, 0, wrong[2])
 
@@ -144,10 +139,8 @@ def test_without_a_limit_all_boxes_that_overlap_none_are_kept():
     corners = torch.arange(4.0)[:, None] * 10
     boxes = torch.cat([corners, corners, corners + 5, corners + 5], 1)
     scores = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    assert nms(boxes, scores, 0.5).tolist() == [1, 3, 2, 0]
-    indices, count = nms_fixed(boxes, scores, 0.5)
-    assert indices.tolist() == [1, 3, 2, 0]
-    assert count == 4
+    assert nms(boxes, scores, 0.5).tolist() == nms_fixed(boxes, scores, 0.5)[0].tolist() == [1, 3, 2, 0]
+    assert nms_fixed(boxes, scores, 0.5)[1] == 4
 
 
 @pytest.mark.parametrize(("n_max", "grouped", "size"), [(-1, False, 7), (3, False, 3), (9, False, 7), (3, True, 7)])
@@ -158,7 +151,7 @@ def test_a_traced_fixed_result_has_the_size_of_the_real_one(n_max, grouped, size
     assert nms_fixed(*traced, 0.5, n_max, None if groups is None else groups.to("meta"))[0].shape == (size,)
 
 
-# --- Kernels against plain torch, the dispatcher's demands, gradients, tracing, nonsense
+# --- Kernels against plain torch
 
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -232,12 +225,6 @@ def test_matching_of_many_boxes_for_any_number_of_threads():
     generator = torch.Generator().manual_seed(2)
     a, b = odd_boxes(20000, generator), odd_boxes(60, generator)
     exactly(same_with_threads(lambda: match_boxes(a, b)), plain.match_boxes(a, b))
-
-
-def test_crowd_overlap_has_a_gradient_through_the_area():
-    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
-    crowd_overlap(boxes, torch.ones(2, 2, dtype=torch.bool)).sum().backward()
-    assert_close(boxes.grad, torch.tensor([[1.0, 1, -1, -1]]) / 16)
 
 
 def test_half_precision_is_computed_in_float32():

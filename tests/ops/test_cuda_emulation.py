@@ -26,14 +26,12 @@ def worker():
 
 
 def agree(worker, name, arguments, seed=2):
-    """An emulated kernel and plain torch give the same, and leave the same in what they write to."""
     found, wanted = (worker.call(library, name, arguments, seed) for library in ("seamseg_emulated", "seamseg"))
     check_equal(name, found, wanted)
     return wanted
 
 
 def compare(worker, library, name, seeds, **options):
-    """A kernel and plain torch give the same for plausible arguments, and leave the same in those they write to."""
     compared = 0
     for seed in seeds:
         arguments = plausible(name, seed, **options)
@@ -84,7 +82,6 @@ ABN_MAPS = [  # channels, height x width, channels last, elements that the maps 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("channels", "size", "last", "offset"), ABN_MAPS)
 def test_abn_in_packs(worker, channels, size, last, offset, dtype):
-    """Walks of 16 bytes at a time and of single elements, through several parts, with values far from zero."""
     shape = (2, *size, channels) if last else (2, channels, *size)
     count = torch.Size(shape).numel()
     generator = torch.Generator().manual_seed(count)
@@ -114,7 +111,6 @@ def test_abn_in_packs(worker, channels, size, last, offset, dtype):
 @pytest.mark.parametrize("groups", [None, 1, 3, 40])
 @pytest.mark.parametrize("n_max", [0, 1, 70, 500])
 def test_nms_of_many(worker, n_max, groups):
-    """More boxes than a block takes at once, with equal scores, equal boxes and a NaN."""
     generator = torch.Generator().manual_seed(n_max)
     corners = torch.rand(900, 2, generator=generator).mul(60).round()
     boxes = torch.cat([corners, corners + torch.rand(900, 2, generator=generator).mul(20).round()], 1)
@@ -126,7 +122,6 @@ def test_nms_of_many(worker, n_max, groups):
 
 @pytest.mark.parametrize(("n", "m"), [(3, 7000), (11, 2500), (700, 300), (1, 1)])
 def test_match_boxes_of_few_with_many(worker, n, m):
-    """Partners are shared by blocks; equal ones and NaN among them."""
     generator = torch.Generator().manual_seed(n)
 
     def draw(count):
@@ -144,7 +139,6 @@ def test_match_boxes_of_few_with_many(worker, n, m):
     [(150, (40, 70), 0.5, False), (130, (33, 65), 1.0, True), (3, (130, 300), 0.2, False), (65, (3, 33), 0.0, True)],
 )
 def test_pasting_in_chunks(worker, count, size, overlap, keep_empty):
-    """More instances than are decided on at once; rows of several words and parts of them; boxes that stick out."""
     generator = torch.Generator().manual_seed(count)
     corner = (torch.rand(count, 2, generator=generator) * 1.4 - 0.2) * torch.tensor(size)
     side = torch.rand(count, 2, generator=generator) * torch.tensor(size) * 0.6 - 0.5
@@ -165,7 +159,6 @@ LOSS_SIZES = [  # classes, logits, padded input, valid part, classes of a pixel 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("classes", "size", "padded", "valid", "last"), LOSS_SIZES)
 def test_loss_in_tiles(worker, classes, size, padded, valid, last, dtype):
-    """Several tiles of both sides, all of their pixels, cells of the padding, and what tiles have no room for."""
     generator = torch.Generator().manual_seed(classes)
     logits = torch.randn(*size, classes, generator=generator).to(dtype).permute(2, 0, 1)
     logits = logits if last else logits.contiguous()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from seamseg.utils import native as compiled
 PACKAGE = Path(seamseg.__file__).parent
 BUILT = shutil.ignore_patterns("*.so", "kernels.json", "__pycache__")
 DEFAULT = ["sm_80", "sm_90", "compute_90"]
+ROOT = PACKAGE.parent
+OLDEST = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+VARIABLE = "SEAMSEG_OLDEST_TORCH"
+LOADED = "from seamseg import ops; print(*ops.kernels().values(), sep='|')"
 
 SERVER = """
 import json, os, sys, torch
@@ -63,11 +68,9 @@ print(ops.kernels()["GPU"])
 
 @pytest.fixture(scope="module")
 def imports(tmp_path_factory):
-    """Standard output and error of an import of the package in each state."""
     folder = tmp_path_factory.mktemp("imports")
 
     def copy(name, built, library=None):
-        """Copy the package with a report of its build, and perhaps a library that is none."""
         shutil.copytree(PACKAGE, folder / name / "seamseg", ignore=BUILT)
         if built is not None:
             (folder / name / "seamseg" / "kernels.json").write_text(json.dumps(built))
@@ -76,18 +79,17 @@ def imports(tmp_path_factory):
         return folder / name
 
     def changed_schemas():
-        """Copy the package with its library and a schema that was added since it was built."""
         library = next(PACKAGE.glob("_C.*"))
         path = copy("changed", json.loads((PACKAGE / "kernels.json").read_text()))
         shutil.copy(library, path / "seamseg")
-        shutil.copytree(PACKAGE.parent / "csrc", path / "csrc")
+        shutil.copytree(ROOT / "csrc", path / "csrc")
         with (path / "seamseg/ops/schemas.inc").open("a") as file:
             file.write('"new_operator(Tensor x) -> Tensor",\n')
         return path
 
     gpu = {"_C": "switched off", "_C_cuda": "built", "architectures": DEFAULT}
     cases = {
-        "switched off": (PACKAGE.parent, {"SEAMSEG_PLAIN_OPS": "1"}, REPORT),
+        "switched off": (ROOT, {"SEAMSEG_PLAIN_OPS": "1"}, REPORT),
         "never built": (copy("never", None), {}, REPORT),
         "not a library": (copy("broken", {"_C": "built"}, "_C.abi3.so"), {}, REPORT),
         "older build": (changed_schemas(), {}, REPORT),
@@ -194,3 +196,33 @@ def test_import_does_not_ask_for_gpus(imports):
     assert before == "built; loaded with the first use of a GPU"
     assert after.startswith("compiled for sm_80, sm_90, compute_90, not for GPU 0, Tesla T4 (sm_75); to compile them:")
     assert said.count("no compiled operators for the GPU") == 1
+
+
+@pytest.mark.slow
+def test_all_libraries_are_built_with_the_oldest_torch_and_load(tmp_path):
+    """The CUDA kernels too if there is an nvcc of that torch's CUDA version; they are not run."""
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"set {VARIABLE} to a Python with torch {OLDEST}, setuptools>=77 and numpy; .ci/minimum makes one")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("csrc", "seamseg", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=BUILT)
+    variables = {"PYTHONPATH": str(tmp_path), "TORCH_CUDA_ARCH_LIST": "9.0", "SEAMSEG_KERNELS": "all"}
+
+    def run(*words):
+        command = [os.path.abspath(python), *words]
+        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    version, cuda = run("-c", "import torch; print(torch.__version__, torch.version.cuda)").split()
+    assert version.startswith(f"{OLDEST}."), f"{VARIABLE} has torch {version}"
+    run("setup.py", "--quiet", "build_ext", "--inplace")
+    report = json.loads((tmp_path / "seamseg/kernels.json").read_text())
+    assert (report["_maps"], report["_C"]) == ("built", "built")
+    expected = "loaded|built; loaded with the first use of a GPU"
+    if report["_C_cuda"] != "built":
+        assert cuda == "None" or "nvcc" in report["_C_cuda"], report
+        expected = f"loaded|{report['_C_cuda']}"
+    assert run("-c", LOADED).strip() == expected

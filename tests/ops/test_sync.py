@@ -51,7 +51,6 @@ def run_layer(layer, x, dy):
 
 
 def compare_with_joined(counts, activation, shape, group, ranks):
-    """Run this rank's share synchronised over `ranks`; compare with all their shares in one InPlaceABN."""
     me = ranks.index(distributed.get_rank())
     counts = counts[: len(ranks)]
     x, dy = whole_batch(counts, shape, seed=sum(counts))
@@ -73,11 +72,8 @@ def compare_with_joined(counts, activation, shape, group, ranks):
 def check_all_ranks(rank, world):
     for counts, activation, shape in CASES:
         compare_with_joined(counts, activation, shape, None, list(range(world)))
-
-
-def check_evaluation_is_local(rank, world):
     layer = layer_with_weights(InPlaceABNSync, ("leaky_relu", 0.01)).eval()
-    if rank == 0:  # the others do not come
+    if rank == 0:  # evaluation is local: the others do not come
         layer(torch.randn(2, CHANNELS, 4, 4, dtype=torch.float64, requires_grad=True)).sum().backward()
 
 
@@ -164,7 +160,6 @@ def check_residual_without_gradients(rank, world):
 
 
 def check_function_without_group(rank, world):
-    """`group=None` of the function is everybody; without running statistics too."""
     x, dy = whole_batch([2] * world, (3, 4), seed=3)
     single, layer = (layer_with_weights(InPlaceABN, ("elu", 0.7)) for _ in "12")
     expected = run_layer(single, x, dy)
@@ -184,7 +179,6 @@ def check_function_without_group(rank, world):
 CHECKS = [
     check_function_without_group,
     check_all_ranks,
-    check_evaluation_is_local,
     check_inactive_ranks,
     check_residual_blocks,
     check_scales_too_small,
