@@ -46,6 +46,15 @@ TESTS = {
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
         "tests/maps/evaluation/test_parity_panoptic.py"
     ),
+    **dict.fromkeys(
+        ("seamseg/maps/evaluation/evaluator.py", "seamseg/maps/evaluation/panoptic_quality.py"),
+        "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
+        "tests/maps/evaluation/test_legacy.py tests/maps/evaluation/test_table.py",
+    ),
+    "seamseg/maps/evaluation/confusion.py": (
+        "tests/maps/evaluation/test_parity_semantic.py tests/maps/evaluation/test_segments.py"
+    ),
+    "seamseg/maps/pasting.py": "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
     "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py "
     "tests/inference/test_fiftyone.py",
     "seamseg/contrib/classification/result.py": "tests/contrib/classification/test_result.py",

@@ -14,8 +14,8 @@ from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.utils.errors import InputError
 
-# classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)
-CLASSES = [ClassInfo(n, i, i >= 2) for i, n in enumerate(("road", "sky", "car", "person"))]
+# classes: 0 road, 1 sky (stuff), 2 car, 3 person, 4 bus (things)
+CLASSES = [ClassInfo(n, i, i >= 2) for i, n in enumerate(("road", "sky", "car", "person", "bus"))]
 
 
 def result(id_map, segments):
@@ -67,8 +67,8 @@ def test_a_perfect_result_scores_one_whatever_the_type_of_the_map(dtype):
     """A void class and an id without pixels are left out."""
     mask = np.array([[[1, 1, 2], [3, 3, 4]]], dtype)
     evaluator = PanopticEvaluator(CLASSES)
-    perfect = result([[9, 9, 4], [7, 7, 0]], [(9, 0, False), (4, 2, False), (7, 3, False)])
-    evaluator.add_result(mask, [255, 0, 2, 3, 255, 1], [0] * 6, perfect)
+    perfect = result([[9, 9, 4], [7, 7, 0]], [(9, 0, False), (4, 2, False), (7, 2, False)])
+    evaluator.add_result(mask, [255, 0, 2, 2, 255, 1], [0] * 6, perfect)
     scores = evaluator.scores()
     assert (scores.PQ, scores.PQ_dagger, scores.mIoU, scores.n_images) == (1.0, 1.0, 1.0, 1)
     assert math.isnan(scores.per_class[1].PQ)
