@@ -145,7 +145,6 @@ def test_one_channel_holds_the_number_of_the_label_and_objects_are_optional(tmp_
         ({"labels": [[0, 1, 3]]}, "value 3 is not in labelmap.txt"),
         ({"labels": [[[1, 2, 3]] * 2 + [[5, 6, 7]]]}, "colour 5,6,7 is not in labelmap.txt"),
         ({"labelmap": "sky:1,2::\n"}, "line 1: expected label:red,green,blue::"),
-        ({"labelmap": "sky:1,2,3::\ncar:1,2,3::\n"}, "line 2: the label 'car' or its colour occurs twice"),
         ({"labelmap": "sky:1,2,3::\ntram:0,0,9::\n"}, "the label 'tram' is not in the class list; it has sky, car"),
         ({"remove": "SegmentationClass/a.png"}, "0 images found that have an annotation in SegmentationClass"),
         ({"remove": "labelmap.txt"}, "it has no labelmap.txt"),
@@ -224,15 +223,7 @@ def test_tasks_of_label_studio(tmp_path, address):
 FURTHER = "annotation of a task besides the one that counts: the ground truth, else the last one with regions"
 
 
-@pytest.mark.parametrize(
-    ("given", "counts"),
-    [
-        ([(True, 4), (False, 6)], 4),
-        ([(False, 4), (False, 6)], 6),
-        ([(False, 4), (False, 0)], 4),
-        ([(True, 0), (False, 4)], 0),
-    ],
-)
+@pytest.mark.parametrize(("given", "counts"), [([(True, 0), (False, 4)], 0), ([(False, 4), (False, 0)], 4)])
 def test_several_annotators(tmp_path, given, counts):
     annotations = [{"ground_truth": t, "result": [region("car", box(0, 0, 1, n))] if n else []} for t, n in given]
     root = label_studio_export(tmp_path / "e", {"data": {"image": "a.jpg"}, "annotations": annotations})
@@ -279,7 +270,6 @@ def test_a_class_background_in_cvat(tmp_path):
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        ({"annotations": []}, r"not tasks of Label Studio \(KeyError: 'data'\)"),
         ({"regions": [{"value": {"rle": 20_000_000_000, "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
         ({"data": {"image": "b.jpg"}, "annotations": [{"result": []}]}, "task: 'b.jpg' is not among the 2 images in"),
         ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),

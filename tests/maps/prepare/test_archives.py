@@ -100,13 +100,3 @@ def test_damaged_archives(source, tmp_path):
     zip_of(source, root / "all.zip", zipfile.ZIP_BZIP2)
     with pytest.raises(InputError, match="encrypted or packed in an unusual way; unpack the archive"):
         SourceTree(root)
-
-
-def test_files_in_two_archives(tmp_path):
-    """The later file wins, also within one archive."""
-    for name in ("1.zip", "2.zip"):
-        with zipfile.ZipFile(tmp_path / name, "w") as file:
-            file.writestr("a/x.png", "old")
-            with pytest.warns(UserWarning, match="Duplicate name"):
-                file.writestr("a/x.png", name)
-    assert SourceTree(tmp_path).file("a/x.png").read_bytes() == b"2.zip"

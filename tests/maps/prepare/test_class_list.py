@@ -65,18 +65,12 @@ def test_lists_of_other_tools(tmp_path, name, text):
         read_class_list(tmp_path / name, kinds=True)
 
 
-def test_ids_and_names_that_begin_with_a_number(tmp_path):
-    assert read(tmp_path, "1 car\n2 bus\n", "c.txt").class_of == {1: 0, 2: 1}
-    assert read(tmp_path, "2 wheeler\n4 wheeler\n", "c.txt").classes.categories == ["2 wheeler", "4 wheeler"]
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("names: [a, a]", "two classes, or a class and void, have the name 'a'"),
         ("names: [", r"data\.yaml: not a data set of YOLO with `names`: ParserError"),
         ("train: x", r"not a data set of YOLO with `names`: ValueError: it has no `names`$"),
-        ("a: &a [x]\nnames: [*a, *a]", "`names` holds other things than names"),
         ("names: !!python/object/apply:os.system [ls]", "ConstructorError"),
     ],
 )
@@ -98,7 +92,6 @@ def test_invalid_lists_of_yolo(tmp_path, text, match):
         ("[a]\nid = 1\nkind = stuff\n[b]\nid = 1\nkind = thing", "two classes, or a class and void, have the id 1"),
         ("[void]\nids = 1 x", r"\[void\] ids: '1 x' is not a list of integers"),
         ("[a]\nid = 1\nkind = stuff\n[void]\nids = 1", "a class and void, have the id 1"),
-        ("[a]\nid = 1\nkind = stuff\n[void]\nnames = b, a", "a class and void, have the name 'a'"),
         ('{"classes": []}', "expected a list, or an object with `categories`"),
         ("[{", "not JSON"),
         ('[{"id": 1.9, "name": "a"}]', "category 0: '1.9' is not a whole number"),

@@ -175,20 +175,3 @@ def test_the_command(tmp_path, seamseg_main, capsys):
         assert message in capsys.readouterr().err
     assert seamseg_main(*words, "--force") == 0
     assert before == {p: p.read_bytes() for p in out.rglob("*.png")}
-
-
-def test_overlapping_layers_are_flattened(tmp_path):
-    data = make_city(tmp_path / "data", crowds=False, count=1)
-    base = np.array(Image.open(data / "msk" / "bonn_000000_000019.png"))
-    over = np.zeros_like(base)
-    over[:20, :20], base[:10] = 9, 0
-    Image.fromarray(base).save(data / "msk" / "bonn_000000_000019.png")
-    metadata = read_metadata(data / "metadata.bin")
-    (image,) = metadata.images
-    image = replace(image, cat=[*image.cat, 3], iscrowd=[*image.iscrowd, 0])
-    write_metadata(data / "metadata.bin", replace(metadata, images=[image]))
-    (data / "msk" / "bonn_000000_000019.png.1").write_bytes(b"")
-    Image.fromarray(over).save(data / "msk" / "bonn_000000_000019.png.1", format="PNG")
-    export_dataset(data, tmp_path / "out", formats=["cityscapes"])
-    back = from_cityscapes(data, tmp_path / "out", "val", tmp_path / "back")
-    assert ("car", 0, ((over == 9) & (base == 0)).tobytes()) in segment_masks(back)[image.id]

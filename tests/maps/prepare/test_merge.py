@@ -122,7 +122,6 @@ def assert_fails(parts, tmp_path, match, rules=None, out=None):
         (MergeRules({"pole": "car"}), "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'"),
         (MergeRules(things=frozenset({"bus"})), "has class 'bus', which is not a merged class"),
         (MergeRules({}, frozenset({"car"}), frozenset({"car"})), "in both `stuff` and `things`"),
-        (MergeRules(splits={"test": "val"}), "`splits` of the mapping has 'test'"),
         (MergeRules(dict.fromkeys(("road", "pole", "car", "sky", "truck"))), "maps every class to void"),
     ],
 )

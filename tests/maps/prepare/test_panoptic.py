@@ -89,7 +89,6 @@ def segment_with(**values):
             r"panoptic_val2017\.json: annotation 0: ValueError: 'inf' is not a whole number",
         ),
         (lambda c: c["images"][0].update(width=24), "jpg of the JSON: is of an image of 24 x .* has 12 x 8"),
-        (lambda c: c["annotations"][0].update(segments_info=None), "annotation 0: TypeError: .*; expected `image_id`"),
         (lambda c: c["annotations"][0].update(image_id=9), "0 images found: `annotations` has none of them"),
     ],
 )
@@ -116,9 +115,8 @@ def test_splits_and_files_that_do_not_fit(raw, tmp_path):
     write_split(raw, "train2017", "000000000002")
     change(raw, lambda c: c["categories"].pop())
     assert_fails(raw, tmp_path, r"val2017\.json: its categories differ from those of .*panoptic_train2017\.json")
-    for text, match in (("[1, 2", "not JSON, or a truncated one"), ("[]", "not a JSON object")):
-        (raw / "annotations" / "panoptic_val2017.json").write_text(text)
-        assert_fails(raw, tmp_path, match)
+    (raw / "annotations" / "panoptic_val2017.json").write_text("[1, 2")
+    assert_fails(raw, tmp_path, "not JSON, or a truncated one")
 
 
 def assert_fails(raw, tmp_path, match):

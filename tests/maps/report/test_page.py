@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browsers import PHONE, canvas_pixels, check_layout, watched_pages
+from support.browsers import PHONE, check_layout, watched_pages
 from support.report_pages import blocks, decode_index_map
 
 from seamseg.cli.main import main
@@ -40,14 +38,6 @@ def against(runs: tuple[Path, Path]) -> Path:
     return out
 
 
-def _until(page: Any, expression: str, seconds: float = 60) -> None:
-    """Wait until an expression is true; the page's policy forbids `wait_for_function`."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, f"timeout: {expression}"
-        page.wait_for_timeout(30)
-
-
 def _scroll_to_images(page: Any) -> None:
     """Scroll to the images and wait until the first is painted."""
     page.evaluate("document.getElementById('images').scrollIntoView({behavior: 'instant'})")
@@ -60,12 +50,6 @@ def _column(page: Any, number: int) -> list[str]:
 
 def _names(page: Any) -> list[str]:
     return page.locator(".card h3").all_inner_texts()
-
-
-def _pixel(page: Any, selector: str, x: float, y: float) -> list[int]:
-    """Red, green, blue of a canvas at fractions of its size."""
-    pixels = canvas_pixels(page.locator(selector).first)
-    return pixels[int(y * len(pixels)), int(x * pixels.shape[1])].tolist()
 
 
 def test_headline_and_table(report: Path, open_page: Open) -> None:
@@ -142,37 +126,6 @@ def test_tooltips_are_exact(report: Path, open_page: Open) -> None:
             assert f" · id {identity} · " in text
     page.mouse.move(2, 2)
     assert page.locator("#tooltip").is_hidden()
-
-
-@pytest.mark.slow
-def test_keyboard_navigation(report: Path, open_page: Open) -> None:
-    page = open_page(report)
-    _scroll_to_images(page)
-    page.locator("#reset").focus()
-    page.keyboard.press("Tab")  # all images are one tab stop
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#viewer[data-shown]")
-    first = page.locator("#viewer-title").inner_text()
-    assert first == _names(page)[1]
-    before = _pixel(page, "#viewer canvas", 0.01, 0.99)
-    page.keyboard.press("3")
-    assert page.locator("#viewer-views [aria-pressed=true]").inner_text() == "Errors"
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.classList.contains('segment')"):
-            break
-    else:
-        pytest.fail("Tab does not reach the segments")
-    assert _pixel(page, "#viewer canvas", 0.01, 0.99) != before, "the segment in focus is highlighted"
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#viewer-title").inner_text() == _names(page)[2] != first
-    assert page.locator("#viewer-position").inner_text().startswith("3 of 10")
-    page.keyboard.press("Escape")
-    assert not page.evaluate("document.getElementById('viewer').open")
-    # the focus moves after the dialog has closed
-    focus = "document.activeElement.closest('.card')?.querySelector('h3').textContent"
-    _until(page, f"{focus} === {json.dumps(_names(page)[2])}")
 
 
 @pytest.mark.slow

@@ -27,8 +27,7 @@ def test_summary_of_a_training() -> None:
     assert summarise(LINES[2:3]) is None
     assert summarise([]) is None
 
-
-def test_a_file_that_begins_with_a_resumed_training() -> None:
+    # a file that begins with a resumed training
     later = [{**line, "step": line["step"] + 5000, "epoch": line["epoch"] + 50} for line in LINES]
     assert summarise(later) == {**WANTED, "epochs": [51, 53]}
     assert summarise(later[:1])["loss"] == [4.0]

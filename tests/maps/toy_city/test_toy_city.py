@@ -105,11 +105,11 @@ def test_generating_again_adds_missing_scenes(tmp_path):
     assert steps == [(3, 4), (4, 4)]
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
 
-
-def test_settings_must_match(tmp_path):
-    generate_toy_city(tmp_path, train=1, val=0, size=SMALL, workers=1)
     with pytest.raises(InputError, match="choose another folder"):
         generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SMALL)
+
+
+def test_sizes_and_counts_are_checked(tmp_path):
     with pytest.raises(InputError, match="from 0 to 500000"):
         generate_toy_city(tmp_path / "x", train=-1)
     for wrong in ((10, 512), (256, 2**20)):
