@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import umsgpack
+from support.bombs import MIB, state_sizes, zeros_zip
 from support.small_models import save_snapshot
 from torch import Tensor
 
-from seamseg.checkpoints.bundle import open_model, weights_file
+from seamseg.checkpoints.bundle import load_built, open_model, weights_file
 from seamseg.checkpoints.model_path import VISTAS_MD5
 from seamseg.checkpoints.snapshot import Snapshot, load_snapshot
-from seamseg.maps.formats.metadata import Metadata, metadata_header, pack_metadata, write_metadata
+from seamseg.maps.formats.metadata import Metadata, metadata_header, pack_metadata, parse_metadata, write_metadata
 from seamseg.utils.errors import InputError
 
 CONFIG = "[general]\nmin_stuff_area = 16\n"
@@ -221,3 +225,71 @@ def test_a_damaged_zip_and_one_with_two_snapshots(tmp_path: Path) -> None:
     data[2000] ^= 0xFF
     path.write_bytes(data)
     assert "damaged or unreadable zip (Bad CRC-32" in refusal(path)
+
+
+# --- models that would exhaust the memory are refused with little of it
+
+
+def test_zips_of_zeros(tmp_path: Path) -> None:
+    tar, ini = snapshot_bytes(tmp_path), b"[general]\n"
+    path = zeros_zip(tmp_path / "model.zip", {"config.ini": 2}, model__tar=tar)
+    assert "the limit of a configuration" in refusal(path)
+    zeros_zip(path, {"model.tar": 48}, config__ini=ini)
+    assert "the limit is 50 times" in refusal(path)
+    assert re.search(r"unreadable zip \(.* states a packed size of", refusal(state_sizes(path, 48 * MIB, 5 * MIB)))
+
+
+def test_text_fields_with_other_types(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth.tar"
+    deep: Any = ["x"]
+    for _ in range(40):
+        deep = [deep, deep]  # of 40 lists a text of a terabyte
+    torch.save({"config": deep, "state_dict": parts()}, path)
+    assert refusal(path).endswith("its 'config' is not text but a list")
+    header = {**metadata_header(CLASSES), "categories": [deep] * 3}
+    save_snapshot(path, Snapshot(CONFIG, parts(), {}, header))
+    assert "not a metadata file: a category is a list, expected text" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\x91" * 5000, "byte 0x91 instead of the start of a map"),
+        (b"\x81\xa4meta" + b"\x91" * 5000 + b"\0", "RecursionError"),
+        (b"\x81\xa4meta\xdd\xff\xff\xff\xff", "InsufficientDataException"),
+        (b"\x81\xa4meta\xdb\xff\xff\xff\xff", "an entry is larger than 256 KiB"),
+        # empty lists, which take 56 bytes each in memory
+        (b"\x81\xa6images\x91\xdd" + struct.pack(">I", 1 << 20) + b"\x90" * (1 << 20), "larger than 256 KiB"),
+        (umsgpack.packb({"meta": {**metadata_header(CLASSES), "num_thing": 10**9}}), "must be 1 to 255"),
+    ],
+)
+def test_odd_metadata(data: bytes, expected: str) -> None:
+    with pytest.raises(InputError, match=rf"^m\.bin: .*{re.escape(expected)}"):
+        parse_metadata(data, "m.bin")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[fpn]\nout_channels = 1000000000", "[fpn] out_channels = 1000000000: expected a value from 1 to 16384"),
+        (f"[rpn]\nanchor_ratios = {(1,) * 1000}", "expected at most 64 values, got 1000"),
+        (f"[rpn]\nanchor_ratios = {(1,) * 30000}", "...: expected at most 65536 characters, got 90000"),
+        (f"[scheduler]\nparams = {'[' * 90}", "[scheduler] params = [[["),
+        ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
+    ],
+)
+def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar", config=text)
+    message = refusal(path)
+    assert expected in message
+    assert str(path) in message
+    assert len(message) < 500
+
+
+def test_a_lack_of_memory_is_no_bad_input() -> None:
+    def build() -> torch.nn.Module:
+        with torch.device("cpu"):
+            return torch.nn.Linear(10**8, 10**8)
+
+    with pytest.raises(RuntimeError, match="allocate"):
+        load_built(build, Snapshot("", {"body": {}}, {}), "model")

@@ -23,7 +23,7 @@ from seamseg.cli.main import main
 from seamseg.models.backbones import FPN, FPNBody, build_backbone
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
 from seamseg.ops.norm import InPlaceABN
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 
 
 def with_body(name, **options):
@@ -57,18 +57,6 @@ def test_a_classifier_gives_the_weights_of_a_body(name, tmp_path):
         if name == "wider_resnet16":
             # the two forms share their weights
             assert load_body_weights(with_body("wider_resnet16_a2"), str(path)).loaded == len(wanted)
-
-
-def test_values_that_are_not_finite(tmp_path):
-    path = tmp_path / "net.pth.tar"
-    with narrow_networks():
-        weight = published(path, "resnet50")["mod1.conv1.weight"]
-        content = torch.load(path)
-        content["state_dict"]["module.mod1.conv1.weight"] = torch.full_like(weight, torch.nan)
-        torch.save(content, path)
-        for load, words in ((load_body_weights, str(path)), (load_pretrained, f"body:{path}")):
-            with pytest.raises(InputError, match=r"net.pth.tar: body.backbone.mod1.conv1.weight holds values that are"):
-                load(with_body("resnet50"), words)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +169,6 @@ def test_a_training_downloads_from_torchvision(resnet18: dict[str, Tensor], monk
         load_body_weights(net, "torchvision")
 
 
-def test_a_training_refuses_the_file_of_another_network(tmp_path: Path, resnet18: dict[str, Tensor]) -> None:
-    torch.save(torchvision_state("resnet34"), tmp_path / "r34.pth")
-    net = nn.ModuleDict({"body": ResNet(RESNETS["resnet18"], InPlaceABN)})
-    with pytest.raises(InputError, match=r"r34\.pth: layer1.2.conv1.weight does not belong to this body"):
-        load_pretrained(net, f"body:{tmp_path / 'r34.pth'}")
-
-
 def test_partial_weights_convert_what_they_hold(
     resnet18: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,19 +204,14 @@ def test_files_that_are_not_a_resnet(content: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError("connection\nrefused"), None])
+def test_without_network_or_torchvision(error: Exception | None, monkeypatch, capsys, tmp_path: Path) -> None:
     weights = Mock()
-    weights.IMAGENET1K_V1.get_state_dict.side_effect = OSError("connection\nrefused")
-    torchvision = Mock(models=Mock(get_model_weights=lambda net: weights))
-    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
-    with pytest.raises(SeamsegError, match=r"cannot download resnet18 \(connection refused\); give a file with"):
-        convert_backbone("resnet18", tmp_path / "out.pth")
-
-
-def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
+    weights.IMAGENET1K_V1.get_state_dict.side_effect = error
+    models = Mock(get_model_weights=lambda net: weights)
+    monkeypatch.setitem(sys.modules, "torchvision", Mock(models=models) if error else None)
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth")]) == 1
-    output = capsys.readouterr().err
-    assert "torchvision cannot be imported" in output
-    assert "--weights" in output
-    assert output.count("\n") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    expected = "cannot download resnet18 (connection refused)" if error else "torchvision cannot be imported"
+    assert expected in line
+    assert "; give a file with --weights" in line

@@ -116,10 +116,8 @@ def test_missing_part(tmp_path: Path) -> None:
     assert report.skipped == ["sem_head (not in the file)"]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("value", "strict"), [(float("nan"), True), (float("inf"), False)])
 def test_values_that_are_not_finite(value: float, strict: bool) -> None:
-    """A network with such weights finds nothing, without a word, or fails anywhere."""
     net = Net()
     with torch.no_grad():
         net.roi_head.weight[1, 2] = value
@@ -145,21 +143,6 @@ def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
         load_into(Net(classes=3), snapshot_of(source), name="m.tar")
     assert torch.equal(net.roi_head.weight, before)
     assert_same(source.body, net.body)
-
-
-def test_missing_surplus_and_odd_values() -> None:
-    net = Net()
-    state: dict[str, Any] = dict(net.body.state_dict())
-    del state["conv.bias"]
-    state["conv2.weight"] = torch.zeros(1)
-    state["conv.weight"] = 3
-    report = load_module(net.body, state, "body")
-    assert sorted(report.skipped) == [
-        "body.conv.bias (not in the file)",
-        "body.conv.weight (not a tensor)",
-        "body.conv2.weight (not in the network)",
-    ]
-    assert report.loaded == len(state) - 2
 
 
 def test_a_bare_backbone_fits_a_body_with_a_pyramid() -> None:
@@ -188,7 +171,7 @@ def test_missing_file_folder_and_a_zip_of_something_else(tmp_path: Path) -> None
     assert "damaged snapshot" in refusal(tmp_path / "photos.zip")
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("part", [0.1, 0.999])
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
 def test_truncated(tmp_path: Path, part: float, new: bool) -> None:
     path = tmp_path / "model.pth.tar"
@@ -211,15 +194,7 @@ def test_other_files(tmp_path: Path, data: bytes, expected: str) -> None:
     assert refusal(tmp_path / "model.pth.tar").endswith(expected)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"body": {}},
-        {"state_dict": {"conv1.weight": torch.zeros(1)}},
-        torch.zeros(3),
-    ],
-    ids=["bare", "flat", "tensor"],
-)
+@pytest.mark.parametrize("content", [{"state_dict": {"conv1.weight": torch.zeros(1)}}, torch.zeros(3)])
 def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "model.pth.tar")
     message = refusal(tmp_path / "model.pth.tar")

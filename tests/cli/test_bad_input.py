@@ -18,9 +18,6 @@ def data(micro: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(micro, tmp_path / "data"))
 
 
-# --- models
-
-
 def test_resume_takes_a_run_folder(micro_run, micro_config, micro, tmp_path, refused, seamseg_main, capsys) -> None:
     run = tmp_path / "run"
     words = ("train", micro_config, micro, "--log-dir", run, "--resume")
@@ -41,9 +38,6 @@ def test_classes_that_a_model_lacks(micro_run, micro, tmp_path, refused) -> None
 def test_configuration_keys(micro_run, micro, tmp_path, refused) -> None:
     line = refused("predict", micro_run, micro / "img", tmp_path / "out", "--set", "general.nosuch=yes")
     assert line.startswith("seamseg predict: --set general.nosuch=yes: unknown key 'nosuch' in [general]")
-
-
-# --- data sets
 
 
 def empty_list(data: Path) -> None:
@@ -68,25 +62,6 @@ def test_data_sets(micro_run, micro_config, data, tmp_path, refused, spoil, mess
     spoil(data)
     assert message in refused("evaluate", micro_run, data, "--json", tmp_path / "scores.json")
     assert message in refused("train", micro_config, data, "--log-dir", tmp_path / "run")
-
-
-# --- arguments
-
-DOORS = """
-predict {} IMG OUT; predict RUN {} OUT; predict RUN @{} OUT; predict RUN IMG {}/p-%d.tar; evaluate --gt {} --pred INI
-predict RUN IMG OUT --config {}; predict RUN IMG OUT --set {}; export RUN {}; train {} DATA; prepare cityscapes {} OUT
-prepare folders OUT --classes {} --split a DATA DATA
-"""
-
-
-@pytest.mark.parametrize("door", [door.strip() for line in DOORS.strip().splitlines() for door in line.split(";")])
-def test_names_that_no_file_can_have(door, micro_run, micro, micro_config, tmp_path, refused) -> None:
-    places = {"RUN": micro_run, "DATA": micro, "INI": micro_config, "IMG": micro / "img", "OUT": tmp_path / "out"}
-    words = [places.get(word, word.replace("{}", "x" * 5000)) for word in door.split()]
-    line = refused(*words)
-    assert "unexpected" not in line
-    assert "unknown argument" not in line
-    assert not list(tmp_path.rglob("*.json*"))
 
 
 OF_MODELS = "score-threshold overlap-threshold min-area shortest-size size longest-max-size tile-overlap pad-to"
@@ -115,7 +90,6 @@ OPTIONS = [(command, f"--{option}") for command, options in NUMBERS.items() for 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_numbers_that_no_option_can_have(command, option, micro_run, micro, tmp_path, refused) -> None:
-    """Each ends with a line that names the option, before anything is written."""
     write_json("gt.json", {"images": [], "annotations": [], "categories": []})
     write_json("list.json", [{"id": 0, "name": "sky", "isthing": 0}])
     places = {"RUN": micro_run, "DATA": micro, "IMG": micro / "img", "MSK": micro / "msk", "OUT": tmp_path / "out"}

@@ -22,7 +22,6 @@ from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, build_parser, main
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
-from seamseg.version import __version__
 
 
 @pytest.fixture
@@ -63,9 +62,8 @@ def test_examples_in_the_help_of_each_command_are_valid(name: str, capsys: pytes
     assert "--quiet" in text or "SOURCE" in text
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"]])
-def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 0
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in COMMANDS)
 
@@ -76,14 +74,9 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
         (["trian"], "seamseg: unknown command 'trian'; did you mean train?; see seamseg --help"),
         (["--fast"], "seamseg: unknown argument --fast; see seamseg --help"),
         (["doctor", "--dbug"], "seamseg doctor: unknown argument --dbug; did you mean --debug?; see seamseg doctor"),
-        (["doctor", "it"], "seamseg doctor: unknown argument it; see"),
         (
             ["train", "--epochs", "3", "a", "b"],
             "seamseg train: unknown argument --epochs; did you mean --set scheduler.epochs=VALUE?",
-        ),
-        (
-            ["demo", "--epochs=3"],
-            "seamseg demo: unknown argument --epochs=3; did you mean --set scheduler.epochs=3?; see",
         ),
         (
             ["train", "a", "b", "--batch-size"],
@@ -99,10 +92,6 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
             "seamseg predict: unknown argument --model; MODEL is the first argument, without a flag; see",
         ),
         (
-            ["predict", "a", "b", "c", "--save-json"],
-            "seamseg predict: unknown argument --save-json; it is --format json here, one file an image; coco",
-        ),
-        (
             ["train", "a", "--data", "b"],
             "seamseg train: unknown argument --data; DATA needs no flag: seamseg train CONFIG DATA; see",
         ),
@@ -110,11 +99,6 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
             ["train", "--data", "a"],
             "seamseg train: the following arguments are required: DATA; write seamseg train CONFIG DATA; see",
         ),
-        (
-            ["predict", "--model", "a", "--source", "b"],
-            "seamseg predict: the following arguments are required: OUT; write seamseg predict MODEL IN OUT; see",
-        ),
-        (["train", "a", "b", "--resum", "x"], "seamseg train: unknown argument --resum; did you mean --resume?"),
         (
             ["classify", "train", "a", "b", "--learning-rate=3"],
             "seamseg classify train: unknown argument --learning-rate=3; did you mean --set optimizer.learning_rate=3?",
@@ -160,23 +144,10 @@ def test_errors(
     command(_fail(error))
     assert main(["fake"]) == code
     assert capsys.readouterr().err == words
-
-
-@pytest.mark.parametrize(("error", "code"), [(InputError("typo"), 2), (ValueError("oops"), 1)])
-def test_debug_prints_a_traceback(
-    error: Exception, code: int, command: Callable, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command(_fail(error))
     assert main(["fake", "--debug"]) == code
     err = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in err
-    assert err.splitlines()[-1].startswith("seamseg fake: ")
-
-
-def test_a_very_long_error_is_cut(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
-    command(_fail(RuntimeError("x" * 5000)))
-    assert main(["fake"]) == 1
-    assert len(capsys.readouterr().err) < 500
+    assert ("Traceback (most recent call last)" in err) == isinstance(error, Exception)
+    assert err.endswith(words)
 
 
 def test_a_missing_library_is_named(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,11 +237,6 @@ def test_signals_leave_no_file(words: str, number: str, code: int, tmp_path: Pat
 )
 def test_odd_environments(words: str, body: str, expected: tuple, tmp_path: Path) -> None:
     assert _in_shell(words, body, tmp_path) == expected
-
-
-def test_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "seamseg", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"seamseg {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -52,15 +52,6 @@ def test_panoptic_experiments_have_exactly_the_original_keys_and_ours() -> None:
         assert not original & ours
 
 
-def test_ours_are_the_documented_ones_and_reproduce_the_original() -> None:
-    config = default_config()
-    assert (config.roi.fc_channels, config.roi.conv_channels, config.sem.hidden_channels) == (1024, 256, 128)
-    assert not config.roi.sample_empty_images
-    assert not config.dataloader.drop_last
-    assert config.general.seed == 0
-    assert config.general.channels_last
-
-
 # tests/contrib has those with recipes
 @pytest.mark.parametrize(
     "path",

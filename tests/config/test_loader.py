@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from pathlib import Path
 from typing import get_type_hints
 
@@ -19,6 +18,7 @@ from seamseg.config import (
 )
 from seamseg.config.loader import check_training, differences
 from seamseg.config.sections import SECTIONS
+from seamseg.config.values import ValueProblem, parse_value
 from seamseg.utils.errors import InputError
 
 
@@ -40,8 +40,6 @@ def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) 
         ("[general]\nlr = 1", "my.ini: unknown key 'lr' in [general]; it belongs in [optimizer]"),
         ("[DEFAULT]\nlr = 1", "my.ini: unknown section [DEFAULT]"),
         ("lr = 1", "my.ini: line 1: a [section] must come before the first key: 'lr = 1'"),
-        ("[optimizer]\nlr = 1\nlr = 2", "my.ini: line 3: the key occurs twice in its section: 'lr = 2'"),
-        ("[roi]\nsigma = 1\n[roi]\nsigma = 2", "my.ini: line 3: the section occurs twice: '[roi]'"),
         ("[roi]\nnonsense", "my.ini: line 2: not `key = value`: 'nonsense'"),
     ],
 )
@@ -59,19 +57,12 @@ def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> No
         ("[optimizer]\nnesterov = perhaps", "my.ini: [optimizer] nesterov = perhaps: expected yes or no"),
         ("[roi]\nroi_size = 14", "my.ini: [roi] roi_size = 14: expected a tuple of 2 whole numbers"),
         ("[roi]\nroi_size = (14, 14, 14)", "my.ini: [roi] roi_size = (14, 14, 14): expected 2 values, got 3"),
-        ("[roi]\nroi_size = (14, 'a')", "expected a tuple of 2 whole numbers"),
         ("[rpn]\nanchor_ratios = ()", "my.ini: [rpn] anchor_ratios = (): is empty, expected a tuple of numbers"),
         ("[rpn]\nanchor_ratios = (1, -2)", "expected more than 0"),
-        ("[dataloader]\nrgb_mean = (.5, .5)", "[dataloader] rgb_mean = (.5, .5): expected 3 values, got 2"),
-        ("[dataloader]\nrgb_std = (1, 0, 1)", "[dataloader] rgb_std = (1, 0, 1): expected more than 0"),
-        ("[dataloader]\nrandom_scale = (0, 1)", "[dataloader] random_scale = (0, 1): expected more than 0"),
-        ("[dataloader]\ncrop_size = (0, 5)", "[dataloader] crop_size = (0, 5): expected a value from 1 to 32768"),
-        ("[dataloader]\nclass_uniform = 1.5", "[dataloader] class_uniform = 1.5: expected a value from 0 to 1"),
         ("[fpn]\ninputs = (1, 2)", "my.ini: [fpn] inputs = (1, 2): expected a list of quoted names"),
         ("[scheduler]\nparams = {'a': open('x')}", "expected a dict such as"),
         ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: no body 'resnet51'; did you mean 'resnet50'?"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
-        ("[dataloader]\ntrain_batch_size = 0", "[dataloader] train_batch_size = 0: expected a value from 1 to 65536"),
     ],
 )
 def test_wrong_values(text: str, expected: str) -> None:
@@ -256,20 +247,10 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     assert "has 3 values, detection has 4 losses" in problem(three, "panoptic", ("general.kind=detection",))
 
 
-NUMBERS = [
-    f"{section}.{field.name}"
-    for section, cls in SECTIONS.items()
-    for field in dataclasses.fields(cls)
-    if get_type_hints(cls)[field.name] in (int, float, int | None, float | None)
-]
-
-
-@pytest.mark.parametrize("key", NUMBERS)
-def test_numbers_that_no_key_can_have(key: str) -> None:
-    section, _, name = key.partition(".")
-    for value in ("nan", "1e400", "-inf", "9" * 5000, "1,5", "0x10", "1 2"):
-        assert f"[{section}] {name} = " in problem("", overrides=(f"{key}={value}",))
-    # these are accepted or refused, without another error
-    for number in ("-1", "0", str(2**63), "1e300", "\u0663", "1_0"):
-        with suppress(InputError):
-            check_training(config_from_string("", "panoptic", "my.ini", (f"{key}={number}",)), "my.ini")
+@pytest.mark.parametrize("value", ["nan", "1e400", "-inf", "9" * 5000, "1,5", "0x10", "1 2"])
+def test_numbers_that_no_key_can_have(value: str) -> None:
+    for cls in SECTIONS.values():
+        for spec in dataclasses.fields(cls):
+            if (hint := get_type_hints(cls)[spec.name]) in (int, float, int | None, float | None):
+                with pytest.raises(ValueProblem, match="expected a"):
+                    parse_value(value, hint, spec.metadata)
