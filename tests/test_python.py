@@ -8,10 +8,8 @@ import subprocess
 import sys
 import traceback
 from dataclasses import MISSING, fields
-from functools import partial
 
 import pytest
-from support.micro import write_config
 
 import seamseg
 from seamseg.components import Callback
@@ -84,27 +82,17 @@ def test_options_without_an_effect():
         seamseg.evaluate("none.zip", "data", probabilities=True)
 
 
-@pytest.mark.usefixtures("narrow")
-def test_one_text_is_one_item(micro, tmp_path):
-    config, run = write_config(tmp_path / "micro.ini"), tmp_path / "run"
-    with pytest.raises(InputError, match=r"^`overrides=scheduler.epochz=1`: unknown key 'epochz'"):
-        seamseg.train(config, micro, run, "cpu", overrides="scheduler.epochz=1")
-    with pytest.raises(InputError, match=r"none\.pth\.tar"):
-        seamseg.train(config, micro, run, "cpu", pretrain="none.pth.tar", overrides="scheduler.epochs=1")
-
-
-@pytest.mark.parametrize("call", [seamseg.load, partial(seamseg.evaluate, data="none")])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tiles": None}, "^`tiles` must be auto, off or a side in pixels, not None$"),
         ({"tiles": 512.5}, "^`tiles` must be auto, off or a side in pixels, not 512.5$"),
         ({"tta": ["flip"]}, r"^`tta=\['flip'\]`: must be `flip` and scales between 0.1 and 4, such as"),
+        ({"overrides": "scheduler.epochz=1"}, r"^`overrides=scheduler.epochz=1`: unknown key 'epochz'"),
     ],
 )
-def test_values_of_another_type(call, options, message):
+def test_values_of_another_type(options, message, micro_run):
     with pytest.raises(InputError, match=message):
-        call("none.zip", **options)
+        seamseg.load(micro_run, **options)
 
 
 @pytest.mark.usefixtures("narrow")

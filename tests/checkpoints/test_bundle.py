@@ -83,9 +83,6 @@ def assert_whole(path: Path, **options: Any) -> None:
     assert str(path) in model.name
 
 
-# --- the three places
-
-
 @pytest.mark.parametrize("prefix", ["", "a/b/", "../"])
 def test_published_zip(tmp_path: Path, prefix: str) -> None:
     """Also one made on a Mac; no path of it reaches the disk."""
@@ -109,13 +106,6 @@ def test_run_folder_prefers_the_best_snapshot(tmp_path: Path) -> None:
     assert open_model(tmp_path).name.endswith("model_best.pth.tar")
 
 
-def test_an_unpacked_published_model(tmp_path: Path) -> None:
-    folder = tmp_path / "unpacked"
-    with zipfile.ZipFile(published(tmp_path)) as archive:
-        archive.extractall(folder)
-    assert_whole(folder)
-
-
 def test_a_bare_snapshot_of_the_original(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
@@ -123,9 +113,6 @@ def test_a_bare_snapshot_of_the_original(tmp_path: Path) -> None:
     assert_whole(path, meta=tmp_path / "metadata.bin")
     assert_whole(path, meta=tmp_path)
     assert_whole(path, meta=tmp_path / "metadata.bin", config=tmp_path / "my.ini")
-
-
-# --- what overrides what
 
 
 def test_overrides_and_another_config(tmp_path: Path) -> None:
@@ -140,9 +127,6 @@ def test_the_config_beside_a_snapshot_wins_over_the_one_inside(tmp_path: Path) -
     inside = snapshot_bytes(tmp_path, config="[general]\nmin_stuff_area = 99\n")
     assert open_model(published(tmp_path, tar=inside)).config.general.min_stuff_area == 16
     assert open_model(published(tmp_path, tar=inside, ini=None)).config.general.min_stuff_area == 99
-
-
-# --- something wrong
 
 
 def test_missing(tmp_path: Path) -> None:

@@ -175,15 +175,9 @@ def test_what_is_no_callback(micro, micro_config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_without_tensorboard(micro, micro_config, tmp_path, monkeypatch):
-    """Turned off, nothing is written or drawn; not installed, a warning."""
-    with monkeypatch.context() as patch:
-        patch.setattr("seamseg.training.logging.images.SampleRenderer.targets", None)
-        seamseg.train(micro_config, micro, tmp_path / "off", "cpu")
-    log = (tmp_path / "off" / "training.log").read_text()
-    assert "WARNING" not in log
+def test_tensorboard_is_not_installed(micro, micro_config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     seamseg.train(micro_config, micro, tmp_path / "missing", "cpu", overrides=[TENSORBOARD])
     log = (tmp_path / "missing" / "training.log").read_text()
     assert log.count("callback tensorboard is not called again: SeamsegError: no TensorBoard files are written: ") == 1
-    assert not [path for folder in ("off", "missing") for path in (tmp_path / folder).glob("events*")]
+    assert not [*(tmp_path / "missing").glob("events*")]

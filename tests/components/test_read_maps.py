@@ -17,7 +17,7 @@ import seamseg
 from seamseg.config import load_config
 from seamseg.data.loader import index_sampler
 from seamseg.maps.folder import DatasetFolder
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.run import run_training
 from seamseg.training.setup import open_loader
@@ -126,13 +126,6 @@ def test_declarations_that_differ(options, file):
     file.write_text(DEPTH + other.replace("class DepthHead", "class FarHead").replace("factor=0.5", "factor=1"))
     with pytest.raises(InputError, match=r"head far .*reads\['depth'\] differs"):
         run_training(options("run"))
-
-
-def test_the_maps_are_tensors_of_the_batch(options, data, micro_config):
-    batch = batches_of(options, data, micro_config)[0]
-    assert isinstance(batch.maps["depth"], PackedSequence)
-    assert sum(1 for _ in batch.tensors()) == sum(1 for _ in replace(batch, maps={}).tensors()) + len(batch)
-    assert batch.to(torch.float64).maps["depth"].dtype == torch.float64
 
 
 def test_the_metric_of_the_page(options, data, file, tmp_path):

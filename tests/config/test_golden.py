@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from seamseg.config import Config, config_from_string, config_to_string, default_config, load_config
+from seamseg.config.reference import reference
 from seamseg.config.sections import SECTIONS
 from seamseg.config.values import parse_value
 
@@ -63,3 +64,8 @@ def test_every_packaged_experiment_loads_and_survives_its_text(path: Path) -> No
     assert config_from_string(config_to_string(config)) == config
     assert config.dataloader.train_batch_size
     assert config.dataloader.val_batch_size
+
+
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    page = ROOT / "docs" / "config.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run `make reference` and commit docs/config.md"
