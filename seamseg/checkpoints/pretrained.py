@@ -25,7 +25,6 @@ from seamseg.checkpoints.model_path import is_hub_uri, weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
-    check_finite,
     load_into,
     load_module,
     load_snapshot,
@@ -46,38 +45,37 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
     of the network; without it, layers are loaded as they are, if their shapes fit. InputError if nothing fits, or
     values are not finite.
     """
-    part, path = _split(specification)
-    if classes is not None and (part is None or part in PARTS):
-        report = _load_other_classes(net, path, part, classes)
-    elif part is None:
+    part, colon, path = specification.partition(":")
+    if not colon or part not in NETWORK_MODULES:
+        if colon and not is_hub_uri(specification) and not Path(specification).exists() and len(part) > 1:
+            parts = ", ".join(NETWORK_MODULES)
+            raise InputError(
+                f"`pretrain={specification}`: no such file, and {part!r} is not a part of the network: {parts}"
+            )
+        part, path = "", specification
+    module = getattr(net, part, None) if part else net
+    if module is None:
+        raise InputError(f"`pretrain={specification}`: this network has no {part}")
+    if classes is not None and (not part or part in PARTS):
+        snapshot, trained = open_weights(path)
+        state, fresh = classes.remap(snapshot.weights(), net, trained, path)
+        if part:
+            report = _load_part(module, {part: state[part]} if part in state else {}, path, part)
+        else:
+            # the average is among the weights already
+            remapped = replace(snapshot, state_dict={name: value for name, value in state.items() if name != "ema"})
+            report = load_into(net, remapped, strict=False, name=path)
+        report = replace(report, averaged="ema" in snapshot.state_dict, fresh=tuple(fresh))
+    elif not part:
         snapshot = load_snapshot(*weights_file(weights_at(path)))
         stated = (snapshot.metadata or {}).get("categories")
         report = load_into(net, snapshot, strict=False, name=path)
         report = replace(report, classes=tuple(map(str, stated)) if isinstance(stated, list) else ())
     else:
-        module = getattr(net, part, None)
-        if module is None:
-            raise InputError(f"`pretrain={specification}`: this network has no {part}")
         report = _load_part(module, *_content(module, path), part)
     if report.loaded == 0:
         raise InputError(f"`pretrain={specification}`: nothing in it fits this network: {report}")
-    check_finite(net, path)
     return report
-
-
-def _load_other_classes(net: nn.Module, path: str, part: str | None, classes: ClassTable) -> LoadReport:
-    """Load all parts of a model that was trained for other classes, or one."""
-    snapshot, trained = open_weights(path)
-    state, fresh = classes.remap(snapshot.weights(), net, trained, path)
-    if part is None:
-        # the average is among the weights already
-        remapped = replace(snapshot, state_dict={name: value for name, value in state.items() if name != "ema"})
-        report = load_into(net, remapped, strict=False, name=path)
-    elif (module := getattr(net, part, None)) is None:
-        raise InputError(f"`pretrain={part}:{path}`: this network has no {part}")
-    else:
-        report = _load_part(module, {part: state[part]} if part in state else {}, path, part)
-    return replace(report, averaged="ema" in snapshot.state_dict, fresh=tuple(fresh))
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:
@@ -87,27 +85,14 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     if path == "timm":
         with quiet_hub(f"[body] weights = timm: {backbone.name}"):
             state = backbone.download()
-        report = load_module(backbone.pretrained_part, state, "body")
+        report = load_module(backbone.pretrained_part, state, "body", path)
     else:
         report = _load_part(body, *_content(body, path), "body")
     missing = {line.partition(" ")[0].removeprefix("body.").removeprefix("backbone.") for line in report.skipped}
     # a pyramid alone may fit, since its layers are the same for many backbones
     if report.loaded == 0 or missing.issuperset(name for name, _ in backbone.named_parameters()):
         raise InputError(f"[body] weights = {path}: nothing in it fits this network's backbone: {report}")
-    check_finite(net, path)
     return report
-
-
-def _split(specification: str) -> tuple[str | None, str]:
-    part, colon, path = specification.partition(":")
-    if colon and part in NETWORK_MODULES:
-        return part, path
-    if colon and not is_hub_uri(specification) and not Path(specification).exists() and len(part) > 1:
-        raise InputError(
-            f"`pretrain={specification}`: no such file, and {part!r} is not a part of the network: "
-            f"{', '.join(NETWORK_MODULES)}"
-        )
-    return None, specification
 
 
 def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor], bool]:
@@ -145,7 +130,7 @@ def _load_part(module: nn.Module, content: Any, path: str, part: str) -> LoadRep
         own = ("backbone.", "fpn.", *(f"{name}." for name, _ in network.named_children()))
         if not any(key.startswith(own) for key in state):
             # of the network alone, as its library stores it
-            return load_module(network.pretrained_part, network.without_removed(without_prefix(state)), part)
+            return load_module(network.pretrained_part, network.without_removed(without_prefix(state)), part, path)
     if isinstance(network, ResNet) and resnet_prefixes(state):
         # a ResNet of torchvision
         state = body_tensors(state, network.state_dict(), "this body", path)
@@ -154,14 +139,14 @@ def _load_part(module: nn.Module, content: Any, path: str, part: str) -> LoadRep
         refuse_old_release(path)
         known, weights = backbone.state_dict(), without_prefix(state)
         weights = {key: value for key, value in weights.items() if key in known or not key.startswith("classifier.")}
-        report = load_module(backbone, weights, part)
+        report = load_module(backbone, weights, part, path)
         if report.skipped:
             raise InputError(f"{path}: is of another network than {backbone.name}, or with another input_3x3: {report}")
         return report
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
         # do not report the pyramid as missing for a bare backbone
         module = backbone
-    return replace(load_module(module, state, part), averaged=averaged)
+    return replace(load_module(module, state, part, path), averaged=averaged)
 
 
 def normalisation_problem(net: nn.Module, loading: Dataloader) -> str | None:

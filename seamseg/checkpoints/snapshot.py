@@ -292,7 +292,7 @@ def load_into(
     state, accepted, skipped = snapshot.weights(averaged), {}, []
     for part, module in network_parts(net).items():
         if part in state:
-            accepted[part], others = _fitting(module, state[part], part)
+            accepted[part], others = _fitting(module, state[part], part, name)
             skipped += others
         elif strict:
             raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
@@ -308,35 +308,25 @@ def load_into(
             module.to_empty(device="cpu", recurse=False)
     for part, tensors in accepted.items():
         network_parts(net)[part].load_state_dict(tensors, strict=False)
-    check_finite(net, name)
     return LoadReport(skipped, sum(map(len, accepted.values())), averaged and "ema" in snapshot.state_dict)
 
 
-def check_finite(net: nn.Module, name: str) -> None:
-    """Raise InputError if a network holds NaN or infinities, after weights of the file `name` were loaded into it."""
-    for part, module in network_parts(net).items():
-        for key, value in module.state_dict().items():
-            # the sum needs no memory; finite values may overflow it
-            if value.is_floating_point() and not value.sum().isfinite() and not value.isfinite().all():
-                raise InputError(
-                    f"{name}: {part}.{key} holds values that are not finite, as of a training that has diverged: use "
-                    "an earlier snapshot"
-                )
-
-
-def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:
-    """Load the tensors of `state` whose name and shape fit a module; report missing and unexpected ones.
+def load_module(module: nn.Module, state: Mapping[str, Tensor], part: str, name: str) -> LoadReport:
+    """Load the tensors of `state`, of the file `name`, whose name and shape fit a module; report missing and others.
 
     Counters of norm layers, which old snapshots lack, are not reported, nor are layers that a module has in networks of
     other kinds only: those whose names start with one of its `unused_layers`. Keys of a bare body (`mod1...`) also fit
     a body with a pyramid (`backbone.mod1...`).
     """
-    accepted, skipped = _fitting(module, state, name)
+    accepted, skipped = _fitting(module, state, part, name)
     module.load_state_dict(accepted, strict=False)
     return LoadReport(skipped, len(accepted))
 
 
-def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tensor], list[str]]:
+def _fitting(
+    module: nn.Module, state: Mapping[str, Tensor], part: str, name: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors that fit, which must be finite, and lines about the others."""
     own = module.state_dict()
     if not any(key in own for key in state) and any(f"backbone.{key}" in own for key in state):
         state = {f"backbone.{key}": value for key, value in state.items()}
@@ -346,16 +336,22 @@ def _fitting(module: nn.Module, state: Mapping[str, Tensor], name: str) -> tuple
     for key, value in own.items():
         if key not in state:
             if not key.endswith(counter):
-                skipped.append(f"{name}.{key} (not in the file)")
+                skipped.append(f"{part}.{key} (not in the file)")
         elif not isinstance(state[key], Tensor):
-            skipped.append(f"{name}.{key} (not a tensor)")
+            skipped.append(f"{part}.{key} (not a tensor)")
         elif state[key].shape != value.shape:
-            skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
+            skipped.append(f"{part}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
+        # the sum needs no memory; finite values may overflow it
+        elif value.is_floating_point() and not (state[key].sum().isfinite() or state[key].isfinite().all()):
+            raise InputError(
+                f"{name}: {part}.{key} holds values that are not finite, as of a training that has diverged: use an "
+                "earlier snapshot"
+            )
         else:
             accepted[key] = state[key]
     unused = tuple(getattr(module, "unused_layers", ()))
     unknown = [key for key in map(str, state) if key not in own and not key.endswith(counter)]
-    skipped += [f"{name}.{key} (not in the network)" for key in unknown if not key.startswith(unused)]
+    skipped += [f"{part}.{key} (not in the network)" for key in unknown if not key.startswith(unused)]
     return accepted, skipped
 
 

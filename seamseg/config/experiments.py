@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from seamseg.utils.errors import InputError, did_you_mean, near_names
@@ -41,17 +40,12 @@ def find_experiment(name: str) -> Path:
 
 def near_files(path: Path, pattern: str = "*.ini") -> str:
     """Return a suggestion for the error about a missing config file, or an empty string; see :func:`experiments`."""
-    suffix = Path(pattern).name
-    names = {p.name: p for p in path.parent.glob(suffix)} if os.path.isdir(path.parent) else {}
-    match = near_names(path.name, names)
-    if match:
+    names, known = {p.name: p for p in path.parent.glob(Path(pattern).name)}, experiments(pattern)
+    if match := near_names(path.name, names):
         return f"; did you mean {names[match[0]]}?"
-    match = near_names(path.stem, experiments(pattern))
-    if match:
+    if match := near_names(path.stem, known):
         return f"; did you mean the packaged experiment {match[0]}?"
-    # not the path of a file
-    known = experiments(pattern) if path.name == str(path) and not path.suffix else {}
-    return f"; packaged are {', '.join(known)}" if known else ""
+    return f"; packaged are {', '.join(known)}" if known and path.name == str(path) and not path.suffix else ""
 
 
 TINY_NETWORK = """

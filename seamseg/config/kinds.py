@@ -34,11 +34,6 @@ class Kind:
         return self.ignored.isdisjoint((section, f"{section}.{key}"))
 
     @property
-    def heads(self) -> tuple[str, ...]:
-        """Sections of the configuration that describe the heads."""
-        return tuple(module.removesuffix("_head") for module in self.modules if module.endswith("_head"))
-
-    @property
     def has_masks(self) -> bool:
         """Whether detections have masks."""
         return "roi_msk_loss" in self.losses
@@ -137,27 +132,21 @@ _WIDER_RESNET = BodyLayout(
 )
 
 
-def _densenet(*layers: int) -> BodyLayout:
-    channels, strides, width, stride = {"mod1": 64}, {"mod1": 4}, 64, 4
-    for i, count in enumerate(layers, start=2):
-        if i > 2:
-            width, stride = width // 2, 2 * stride
-            channels[f"tra{i - 1}"], strides[f"tra{i - 1}"] = width, stride
-        width += 32 * count
-        channels[f"mod{i}"], strides[f"mod{i}"] = width, stride
-    channels["bn_out"], strides["bn_out"] = width, stride
-    return BodyLayout(channels, strides, ("mod2", "mod3", "mod4", "bn_out"))
-
+_NINE = ("mod1", "mod2", "tra2", "mod3", "tra3", "mod4", "tra4", "mod5", "bn_out")
+_DENSENETS = {
+    "densenet121": (64, 256, 128, 512, 256, 1024, 512, 1024, 1024),
+    "densenet169": (64, 256, 128, 512, 256, 1280, 640, 1664, 1664),
+    "densenet201": (64, 256, 128, 512, 256, 1792, 896, 1920, 1920),
+    "densenet264": (64, 256, 128, 512, 256, 2304, 1152, 2688, 2688),
+}
+_OF_DENSENET = dict(zip(_NINE, (4, 4, 8, 8, 16, 16, 32, 32, 32)))
 
 BODIES: dict[str, BodyLayout] = {
     **dict.fromkeys(("resnet18", "resnet34"), _BASIC),
     **dict.fromkeys(("resnet50", "resnet101", "resnet152"), _BOTTLENECK),
     **dict.fromkeys(("resnext50", "resnext101", "resnext152"), _RESNEXT),
     **{f"wider_resnet{depth}{form}": _WIDER_RESNET for form in ("", "_a2") for depth in (16, 20, 38)},
-    "densenet121": _densenet(6, 12, 24, 16),
-    "densenet169": _densenet(6, 12, 32, 32),
-    "densenet201": _densenet(6, 12, 48, 32),
-    "densenet264": _densenet(6, 12, 64, 48),
+    **{name: BodyLayout(dict(zip(_NINE, c)), _OF_DENSENET, _RESNEXT.inputs) for name, c in _DENSENETS.items()},
 }
 """The backbones by name."""
 
@@ -187,29 +176,16 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * 4
     if len(stages) != 4:
         return layout
-    kept = [keeps_size(stage) for stage in stages]
+    # as in the original a list for the blocks of a stage keeps the size, too, even one that begins with 1
+    kept = [stage != 1 for stage in stages]
     # the pooling before mod2 belongs to mod1; only ResNet omits it
     kept[0] = kept[0] and body.startswith("resnet")
-    strides = {name: stride >> sum(kept[: _stage(name) - 1]) for name, stride in layout.out_strides.items()}
+    # a transition precedes the next module
+    before = {n: 4 if n == "bn_out" else max(int(n[3:]), 2) - 1 + n.startswith("tra") for n in layout.out_strides}
+    strides = {name: stride >> sum(kept[: before[name]]) for name, stride in layout.out_strides.items()}
     return replace(layout, out_strides=strides)
-
-
-def keeps_size(dilation: object) -> bool:
-    """Return whether a stage has the size of its input: unless its dilation is the number 1.
-
-    As in the original it also does if the dilation is a list for its blocks, even one that begins with 1.
-    """
-    return dilation != 1
 
 
 def is_dilated_a2(dilation: object) -> bool:
     """Return whether this is the dilation of a WiderResNet of form A2 with an output of stride 8."""
     return dilation is True or (isinstance(dilation, Sequence) and tuple(dilation) == (1, 2, 4, 4))
-
-
-def _stage(name: str) -> int:
-    """Return the number of the stage that decides the stride of an output; 2 for `mod1`."""
-    if name == "bn_out":
-        return 5
-    # a transition precedes the next module
-    return max(int(name[3:]), 2) + name.startswith("tra")

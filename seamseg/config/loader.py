@@ -435,7 +435,7 @@ def check(config: Config, source: str) -> None:
     if given != levels:
         made = f"inputs and extra_scales make {levels} levels"
         raise InputError(f"{source}: [fpn] out_strides has {given} values, {made}")
-    for name in config.parts_of_kind.heads:
+    for name in (part.removesuffix("_head") for part in config.parts_of_kind.modules if part.endswith("_head")):
         section = getattr(config, name)
         last = section.fpn_min_level + section.fpn_levels
         if last > levels:

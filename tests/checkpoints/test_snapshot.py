@@ -148,7 +148,7 @@ def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
 def test_a_bare_backbone_fits_a_body_with_a_pyramid() -> None:
     body = nn.ModuleDict({"backbone": nn.Linear(2, 2), "fpn": nn.Linear(2, 2)})
     state = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
-    report = load_module(body, state, "body")
+    report = load_module(body, state, "body", "m.tar")
     assert report.loaded == 2
     assert torch.equal(body["backbone"].state_dict()["bias"], torch.ones(2))
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.config.kinds import keeps_size
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import InPlaceABN, NormSequential, is_plain, is_trained_in_half
 from seamseg.utils.errors import InputError
@@ -290,7 +289,7 @@ def dilations_of(
     """Return the stride of the stages `mod2`, `mod3`, ... and the dilations of their numbers of blocks.
 
     `dilation` is one for all blocks, or for each stage one or a list with one for each block. The stride is 2 only
-    where the dilation of a stage is the number 1, see :func:`keeps_size`; in `mod2` it is of the pooling before it.
+    where the dilation of a stage is the number 1; in `mod2` it is of the pooling before it.
     """
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * len(blocks)
     if len(stages) != len(blocks):
@@ -302,5 +301,5 @@ def dilations_of(
             raise ValueError(f"{network}: dilation of mod{i} has {len(values)} entries, it has {count} blocks")
         if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in values):
             raise ValueError(f"{network}: dilation of mod{i} must be positive integers, got {given!r}")
-        result.append((1 if keeps_size(given) else 2, values))
+        result.append((2 if given == 1 else 1, values))
     return result
