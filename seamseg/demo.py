@@ -101,11 +101,10 @@ def _stage(print_line: Callable[[str], None], text: str) -> Iterator[None]:
 
 def _train(options: DemoOptions, data: Path) -> None:
     last = RunFolder(options.out).last
-    overrides = list(options.overrides)
+    overrides, processes = list(options.overrides), 1
     batch = load_config(EXPERIMENT, overrides=overrides).dataloader.train_batch_size
-    on_cpu, processes = choose_device(options.device).type == "cpu", 1
     # half of a step of so small a network is Python and small operators, which a second thread does not share
-    if on_cpu and available_cores() > 1 and batch is not None and batch % 2 == 0:
+    if choose_device(options.device).type == "cpu" and available_cores() > 1 and batch and batch % 2 == 0:
         processes = 2
         overrides.append(f"dataloader.train_batch_size={batch // 2}")
     training = TrainingOptions(

@@ -42,9 +42,8 @@ def run(args: argparse.Namespace) -> int:
     _print("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     _packages(problems)
     # torch may be broken
-    installed = _version("torch") is not None
-    torch = _imported("torch", problems) if installed else None
-    for module in (*(("torchvision",) if installed else ()), "PIL.Image", "pycocotools.mask", "umsgpack"):
+    torch = None if _version("torch") is None else _imported("torch", problems)
+    for module in (*([] if torch is None else ["torchvision"]), "PIL.Image", "pycocotools.mask", "umsgpack"):
         _imported(module, problems)
     threads = f", torch uses {torch.get_num_threads()} threads" if torch else ""
     _print("processor", f"{available_cores()} cores available{threads}")
@@ -52,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     _print("OpenMP", process_settings.openmp_status())
     if torch is not None:
         _print("GPU", _gpus(torch, problems))
-    several = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    rank = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}" if several else "none: one process"
-    _print("launcher", rank)
+    rank, count = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
+    _print("launcher", f"rank {rank} of {count}" if rank and count else "none: one process")
     _print("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
     _kernels(torch, problems)
     for problem in problems:
@@ -67,23 +65,18 @@ def _print(label: str, text: str) -> None:
 
 
 def _packages(problems: list[str]) -> None:
-    for package in _PACKAGES:
+    missing = []
+    for package in (*_PACKAGES, *_TORCH, *_OPTIONAL):
+        how = f"not installed (extra {EXTRAS[package]})" if package in EXTRAS else "MISSING"
         version = _version(package)
-        _print(package, version or "MISSING")
-        if version is None:
-            problems.append(f"{package} is not installed: pip install {package}")
-    lacking = [package for package in _TORCH if _version(package) is None]
-    for package in _TORCH:
-        _print(package, _version(package) or "not installed (extra torch)")
+        _print(package, version or how)
+        missing += [package] if version is None else []
+    problems += [f"{name} is not installed: pip install {name}" for name in missing if name in _PACKAGES]
+    lacking = [name for name in _TORCH if name in missing]
     # without torch exported networks can be used, which need onnxruntime
-    if lacking and (len(lacking) < len(_TORCH) or _version("onnxruntime") is None):
-        problems.append(
-            f"{', '.join(lacking)} not installed: pip install 'seamseg[torch]', or for exported networks only "
-            "'seamseg[onnx]'"
-        )
-    for package in _OPTIONAL:
-        part = f"extra {EXTRAS[package]}" if package in EXTRAS else "optional"
-        _print(package, _version(package) or f"not installed ({part})")
+    if lacking and (len(lacking) < len(_TORCH) or "onnxruntime" in missing):
+        names, extra = ", ".join(lacking), "'seamseg[torch]', or for exported networks only 'seamseg[onnx]'"
+        problems.append(f"{names} not installed: pip install {extra}")
 
 
 def _version(package: str) -> str | None:
@@ -117,11 +110,9 @@ def _gpus(torch: ModuleType, problems: list[str]) -> str:
 def _kernels(torch: ModuleType | None, problems: list[str]) -> None:
     for failed in failed_builds():
         problems.append(f"kernels are missing, slower replacements are used: {failed}; compile them again: {REBUILD}")
-    maps = _imported("seamseg.maps.idmaps.library", problems)
-    if maps is not None:
+    if (maps := _imported("seamseg.maps.idmaps.library", problems)) is not None:
         _print("kernels, maps", maps.state)
-    ops = None if torch is None else _imported("seamseg.ops", problems)
-    if ops is None:
+    if torch is None or (ops := _imported("seamseg.ops", problems)) is None:
         return
     for device, state in ops.kernels().items():
         _print(f"kernels, {device}", state)

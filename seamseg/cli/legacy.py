@@ -77,10 +77,8 @@ def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
     args = parser.parse(argv, intermixed=True)
 
     # --pre_train consumes all words up to the next option, also CONFIG and DATA if they come last
-    words, weights = list(args.words), list(args.pre_train)
-    consumed = max(0, 2 - len(words))
-    words += weights[len(weights) - consumed :] if consumed else []
-    weights = weights[: len(weights) - consumed] if consumed else weights
+    own = len(args.pre_train) - max(0, 2 - len(args.words))
+    words, weights = [*args.words, *args.pre_train[max(own, 0) :]], args.pre_train[: max(own, 0)]
     if len(words) != 2:
         parser.error("expected CONFIG and DATA" + (f", got {' '.join(words)}" if words else ""))
     # the original overwrites what the run folder holds, and freezes random weights
@@ -121,7 +119,6 @@ def _test_parser(name: str, does: str, meta_required: bool) -> _Parser:
 
 
 def _from_test(args: argparse.Namespace, images: str) -> list[str]:
-    """Return the command of a test script, which writes the format `images` unless raw outputs are requested."""
     ours = ["predict", args.model, args.input_dir, args.output_dir, "--config", args.config]
     # the original overwrites existing outputs
     return [*ours, *_given("--meta", args.meta), "--restart", "--format", "raw" if args.raw else images]
@@ -141,23 +138,19 @@ def from_test_vistas(argv: Sequence[str]) -> list[str]:
     parser.option("--world-size", type=int, help=argparse.SUPPRESS)
     parser.option("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse(argv)
-    views = [f"{scale:.15g}" for scale in _scales(parser, args.scales)] + ["flip"] * args.flip
+    try:
+        # a Python list, which the original evaluates as an expression
+        value = ast.literal_eval(args.scales)
+        scales = [1.0 * number for number in (value if isinstance(value, (list, tuple)) else [value])]
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        scales = []
+    if not scales or not all(number > 0 for number in scales):
+        parser.error(f"--scales {args.scales:.80}: expected a list of positive numbers such as [0.7, 1, 1.2]")
+    views = [f"{scale:.15g}" for scale in scales] + ["flip"] * args.flip
     formats = {"palette": "labels", "prob": "ids,probabilities"}.get(args.output_mode, "ids")
     ours = ["predict", args.snapshot, args.in_dir, args.out_dir, "--restart", "--format", formats]
     ours += ["--tta", ",".join(views), "--tta-fusion", args.fusion_mode]
     return ours if args.size is None else [*ours, "--size", str(args.size)]
-
-
-def _scales(parser: argparse.ArgumentParser, text: str) -> list[float]:
-    """Return the numbers of a Python list, which the original evaluates as an expression."""
-    try:
-        value = ast.literal_eval(text)
-        numbers = [1.0 * number for number in (value if isinstance(value, (list, tuple)) else [value])]
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        numbers = []
-    if not numbers or not all(number > 0 for number in numbers):
-        parser.error(f"--scales {text:.80}: expected a list of positive numbers such as [0.7, 1, 1.2]")
-    return numbers
 
 
 def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:

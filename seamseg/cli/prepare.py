@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ from seamseg.utils.parallel import check_workers
 from seamseg.utils.progress import counter, is_quiet, progress
 
 if TYPE_CHECKING:
-    from seamseg.maps.prepare.check import Problem, Report
+    from seamseg.maps.prepare.check import Report
     from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult
 
 _MAX_PRINTED = 50
@@ -119,7 +119,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (text, files, classes) in _CUSTOM.items():
         _add_custom(_source(sources, name, text, _convert, "copy", "symlink"), name, files, classes)
     _add_folder_tools(sources)
-    _add_toy_city(sources)
 
 
 def _add_custom(parser: argparse.ArgumentParser, name: str, files: str, classes: str | None) -> None:
@@ -172,8 +171,6 @@ def _add_folder_tools(sources: argparse._SubParsersAction) -> None:
     )
     export.add_argument("--force", action="store_true", help="overwrite an existing split in OUT")
 
-
-def _add_toy_city(sources: argparse._SubParsersAction) -> None:
     toy = _source(sources, "toy-city", texts.TOY_CITY, _toy_city)
     toy.add_argument("root", metavar="RAW", help="output folder")
     toy.add_argument(
@@ -389,26 +386,18 @@ def _print_report(report: Report) -> None:
     for split, account in report.accounts.items():
         echo(*account.lines(split), sep="\n")
     echo()
-    _print_classes(report)
-    _print_problems("error", report.errors)
-    _print_problems("warning", report.warnings)
-    echo(f"errors: {len(report.errors)}, warnings: {len(report.warnings)}")
-
-
-def _print_classes(report: Report) -> None:
     width = max([len(one_line(row["name"])) for row in report.classes] + [5])
     echo(f"{'class':{width}}  kind   images  segments  crowds  pixels")
     for row in report.classes:
-        counts = f"{row['images']:7}  {row['segments']:8}  {row['crowds']:6}  {row['share']:6.2%}"
-        echo(f"{one_line(row['name']):{width}}  {row['kind']}  {counts}")
+        numbers = f"{row['images']:7}  {row['segments']:8}  {row['crowds']:6}  {row['share']:6.2%}"
+        echo(f"{one_line(row['name']):{width}}  {row['kind']}  {numbers}")
     echo()
-
-
-def _print_problems(kind: str, problems: Sequence[Problem]) -> None:
-    for problem in problems[:_MAX_PRINTED]:
-        echo(f"{kind}: {problem}")
-    if len(problems) > _MAX_PRINTED:
-        echo(f"{kind}: {len(problems) - _MAX_PRINTED} more; --json FILE lists them all")
+    for kind, problems in (("error", report.errors), ("warning", report.warnings)):
+        for problem in problems[:_MAX_PRINTED]:
+            echo(f"{kind}: {problem}")
+        if len(problems) > _MAX_PRINTED:
+            echo(f"{kind}: {len(problems) - _MAX_PRINTED} more; --json FILE lists them all")
+    echo(f"errors: {len(report.errors)}, warnings: {len(report.warnings)}")
 
 
 def _print_message(message: str) -> None:

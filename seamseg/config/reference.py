@@ -10,7 +10,6 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Iterator
 from dataclasses import Field, fields
 
 from seamseg.config import components
@@ -46,27 +45,25 @@ def reference() -> str:
             lines += [f"Kinds: {users}.", ""]
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         for spec in fields(section):
-            texts = {kind: defaults[kind][name][spec.name] for kind in KINDS}
-            cells = (_name(spec), _value(hints[spec.name], spec), _default(texts), _meaning(name, spec, users))
+            shown = {kind: f"`{text}`" if (text := defaults[kind][name][spec.name]) else "empty" for kind in KINDS}
+            # `[general] kind` is the only key whose default is the name of the kind
+            others = [f"{k}: {text}" for k, text in shown.items() if text not in (shown[PANOPTIC], f"`{k}`")]
+            own = _users(name, spec.name)
+            cells = (
+                f"`{spec.name}`" + (" °" if spec.metadata["ours"] else ""),
+                _value(hints[spec.name], spec),
+                "; ".join([shown[PANOPTIC], *others]),
+                spec.metadata["doc"] + (f"; kinds: {own}" if own not in ("", users) else ""),
+            )
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _name(spec: Field[typing.Any]) -> str:
-    return f"`{spec.name}`" + (" °" if spec.metadata["ours"] else "")
 
 
 def _users(section: str, *keys: str) -> str:
     """Return the kinds of networks that use a key of a section; empty for all of them, or none."""
     users = [name for name, kind in KINDS.items() if any(kind.uses(section, key) for key in keys)]
     return ", ".join(users) if len(users) < len(KINDS) else ""
-
-
-def _meaning(section: str, spec: Field[typing.Any], of_section: str) -> str:
-    users = _users(section, spec.name)
-    doc: str = spec.metadata["doc"]
-    return doc + (f"; kinds: {users}" if users not in ("", of_section) else "")
 
 
 def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
@@ -76,26 +73,14 @@ def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
         words = ", ".join(f"`{choice}`" for choice in spec.metadata["choices"])
         if spec.metadata["component"]:
             words += ", or a component"
-    return words + _range(spec) + (", or empty" if optional else "")
-
-
-def _range(spec: Field[typing.Any]) -> str:
     low, high, above = (spec.metadata[name] for name in ("minimum", "maximum", "above"))
-    if above is not None:
-        return f" > {above}" + (f", ≤ {high}" if high is not None else "")
     if low is not None and high is not None:
-        return f", {low} to {high}"
-    if high is not None:
-        return f", ≤ {high}"
-    return f" ≥ {low}" if low is not None else ""
-
-
-def _default(texts: dict[str, str]) -> str:
-    shown = {kind: f"`{text}`" if text else "empty" for kind, text in texts.items()}
-    first = shown[PANOPTIC]
-    # `[general] kind` is the only key whose default is the name of the kind
-    others = [f"{kind}: {text}" for kind, text in shown.items() if text not in (first, f"`{kind}`")]
-    return "; ".join([first, *others])
+        words += f", {low} to {high}"
+    else:
+        words += "" if above is None else f" > {above}"
+        words += "" if low is None else f" ≥ {low}"
+        words += "" if high is None else f", ≤ {high}"
+    return words + (", or empty" if optional else "")
 
 
 _COMPONENTS = """# Components
@@ -117,7 +102,12 @@ def components_reference() -> str:
         lines += [f"## {kind}", "", f"{spec.what[0].upper()}{spec.what[1:]}; {chosen_by(kind, spec)}.", ""]
         own = [component for component in components.registered(kind) if component.built_in]
         for group in by_make(own):
-            lines += _described(group)
+            first, names = group[0], ", ".join(f"`{component.name}`" for component in group)
+            lines.append(_wrapped(f"- {names} (`{first.module}`): {summary(first)}"))
+            for spec in fields(first.keys):
+                default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
+                value = _value(hints_of(first.keys)[spec.name], spec)
+                lines.append(_wrapped(f"  - `{spec.name}`: {spec.metadata['doc']}; {value}; default {default}"))
         lines += [""] if own else []
     return "\n".join(lines)
 
@@ -143,17 +133,6 @@ def chosen_by(kind: str, spec: components.ComponentKind) -> str:
     if spec.key:
         return f"chosen by `[{spec.key.replace('.', '] ')} = NAME`"
     return f"added by a section `[{kind} NAME]`, or by its file"
-
-
-def _described(group: list[components.Component]) -> Iterator[str]:
-    first = group[0]
-    yield _wrapped(f"- {', '.join(f'`{component.name}`' for component in group)} (`{first.module}`): {summary(first)}")
-    hints = hints_of(first.keys)
-    for spec in fields(first.keys):
-        default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
-        yield _wrapped(
-            f"  - `{spec.name}`: {spec.metadata['doc']}; {_value(hints[spec.name], spec)}; default {default}"
-        )
 
 
 def _wrapped(item: str) -> str:
