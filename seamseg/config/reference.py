@@ -104,10 +104,10 @@ def components_reference() -> str:
         for group in by_make(own):
             first, names = group[0], ", ".join(f"`{component.name}`" for component in group)
             lines.append(_wrapped(f"- {names} (`{first.module}`): {summary(first)}"))
-            for spec in fields(first.keys):
-                default = f"`{text}`" if (text := format_value(spec.default)) else "empty"
-                value = _value(hints_of(first.keys)[spec.name], spec)
-                lines.append(_wrapped(f"  - `{spec.name}`: {spec.metadata['doc']}; {value}; default {default}"))
+            for key in fields(first.keys):
+                default = f"`{text}`" if (text := format_value(key.default)) else "empty"
+                value = _value(hints_of(first.keys)[key.name], key)
+                lines.append(_wrapped(f"  - `{key.name}`: {key.metadata['doc']}; {value}; default {default}"))
         lines += [""] if own else []
     return "\n".join(lines)
 
