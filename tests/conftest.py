@@ -43,21 +43,7 @@ LONG = (
     "models/test_inference_parity",
     "training/test_resume",
     "ops/test_contract",
-    "ops/test_sync",
     "models/test_distributed",
-    "models/test_training_parity",
-    "cli/test_bad_input",
-    "cli/test_names",
-    "predicting/test_bad_photos",
-    "contrib/deploy/test_onnx",
-    "contrib/recipes/test_transformers",
-    "maps/report/test_page",
-    "validation/test_validate",
-    "models/test_folding",
-    "predicting/test_predict",
-    "models/test_host_reads",
-    "test_packaging",
-    "utils/test_distributed",
 )
 """Files that take longest, the longest first: started last, one would keep a single process at work in the end."""
 
