@@ -37,7 +37,6 @@ from seamseg.predicting.source import (
 from seamseg.predicting.writers.base import errors_of
 from seamseg.utils.distributed import (
     World,
-    broadcast_object,
     distributed,
     gather_objects,
     is_main_process,
@@ -197,7 +196,7 @@ def predict_all(
                     earlier = folder.begin(sources, restart)
                 except OSError as error:
                     raise SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}") from error
-        earlier = broadcast_object(world, earlier, group)
+        earlier = gather_objects(world, earlier, group)[0]
         keep_rgb = any(w.needs_photo for w in folder.writers)
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
         images: Iterator[DecodedImage | UnreadableSource] = reader.read(workers)

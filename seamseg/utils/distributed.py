@@ -407,17 +407,6 @@ def raised_by_all(world: World, group: Any = None) -> Iterator[None]:
         raise other
 
 
-def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
-    """Broadcast a value other than None from the main process; the others pass None."""
-    holder: list[Any] = [value]
-    if world.is_distributed:
-        import torch
-
-        # on the CPU, through gloo: with another device the object would go through NCCL
-        _dist().broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
-    return holder[0]
-
-
 def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
     """Return the maximum of each number over the processes, which must all pass the same names."""
     return _reduced(world, values, "MAX")

@@ -104,21 +104,13 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
 
 
 def nearest_path(path: str | Path) -> str:
-    """Return the end of a message on a missing path, "; did you mean runs/demo?"; empty if there is no similar one."""
-    found = Path()
-    for part in Path(path).parts:
-        here = found / part
-        if not os.path.lexists(here):
-            try:
-                names = os.listdir(found)
-            except OSError:
-                return ""
-            match = near_names(part, names)
-            if not match:
-                return ""
-            here = found / match[0]
-        found = here
-    return f"; did you mean {found}?" if found != Path(path) else ""
+    """Return the end of a message on a missing path, "; did you mean runs/demo?"; empty if no name there is similar."""
+    path = Path(path)
+    with suppress(OSError):
+        match = near_names(path.name, os.listdir(path.parent))
+        if match and match[0] != path.name:
+            return f"; did you mean {path.parent / match[0]}?"
+    return ""
 
 
 def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:

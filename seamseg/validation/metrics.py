@@ -17,7 +17,7 @@ from seamseg.maps.evaluation.metric import Metric, Selection
 from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.utils.distributed import World, broadcast_object, gather_objects, sum_over_processes
+from seamseg.utils.distributed import World, gather_objects, sum_over_processes
 from seamseg.utils.errors import SeamsegError, instance_of, named_errors
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def scores_of_all(world: World, scorer: Scorer | Metric, errors: Callable[[], An
         parts = gather_objects(world, state)
         with errors():
             scores = scorer.scores([x for part in parts for x in part]) if world.is_main else None
-        return broadcast_object(world, scores)
+        return gather_objects(world, scores)[0]
     # a process without images has zeros, which may be integers beside the fractions of another one
     shapes, integers = zip(*gather_objects(world, (array.shape, array.dtype.kind != "f")))
     with errors():
