@@ -100,8 +100,7 @@ def folder(tmp_path: Path) -> Path:
 
 def build(family: str, names: list[str] | None = None, annealed: bool = False, **keys: Any) -> Any:
     """Return a network with random weights of a fixed seed; `annealed`: its masked attention is off."""
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     name, config = CONFIGS[family]
     model_class = getattr(transformers, name)

@@ -75,11 +75,7 @@ def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str
 
 
 def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = None) -> Snapshot:
-    """Return the snapshot that a file of this project or of the original holds, without steps in the latter.
-
-    InputError if it is no checkpoint, or has another architecture or number of classes than `config`. `name` is the
-    file's, for errors.
-    """
+    """Return the snapshot in a file of this project or of the original; InputError if it is not that of `config`."""
     weights = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(weights, Mapping) or not weights:
         raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
@@ -111,10 +107,7 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig | None = 
 
 
 def read_checkpoint(path: str | Path, config: ClassifierConfig | None = None) -> Snapshot:
-    """Read the checkpoint at a path or `hf://user/repo`; errors as :func:`parse_checkpoint`.
-
-    InputError also if it is missing, damaged, contains code, or is of a release whose networks were others.
-    """
+    """Read the checkpoint at a path or `hf://user/repo`; InputError also for a release with other networks."""
     file = str(weights_at(path))
     snapshot = parse_checkpoint(load_tensors(file, file), file, config)
     if snapshot.resume is None:
@@ -125,11 +118,7 @@ def read_checkpoint(path: str | Path, config: ClassifierConfig | None = None) ->
 def load_checkpoint(
     path: str | Path, config: ClassifierConfig, channels_last: bool = False
 ) -> tuple[Classifier, list[str]]:
-    """Build the network of a configuration and load a checkpoint, or its moving average if it has one.
-
-    Return the network, and the names of its classes; none if the file does not state them, as files of the original.
-    Errors as :func:`read_checkpoint`; InputError also if it does not fit the network.
-    """
+    """Build a network with a checkpoint, or its moving average; return it and the names of its classes, if stated."""
     name = str(weights_at(path))
     snapshot = read_checkpoint(name, config)
     net, _ = load_built(lambda: Classifier(build_classifier(config), BatchOptions(channels_last)), snapshot, name)

@@ -196,10 +196,7 @@ def to_float(image: Image.Image) -> Tensor:
 
 
 def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Compose:
-    """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32.
-
-    The area of the random crop is at least the fraction `min_crop_area` of the image.
-    """
+    """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32."""
     steps: list[Callable[..., Any]] = []
     if options.scale_train > 0:
         steps.append(v2.Resize(options.scale_train))

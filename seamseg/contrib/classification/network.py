@@ -45,21 +45,14 @@ class Classifier(Network):
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return whether the class of each image is among the k of highest score: bool `2 x N`, a row for each k of `TOP`.
-
-    `logits` are `N x classes`, `labels` are `N`. With fewer than k classes every image is correct.
-    """
+    """Return whether the class of each of N images is among the k of highest score: bool `2 x N`, for k of `TOP`."""
     best = logits.topk(min(max(TOP), logits.shape[1])).indices
     found = best == labels[:, None]
     return torch.stack([found[:, :k].any(1) for k in TOP])
 
 
 def build_classifier(config: ClassifierConfig) -> nn.Module:
-    """Build the network of a configuration, with random weights, in training mode.
-
-    It maps images `N x 3 x H x W` to logits `N x classes`. InputError if there is no such architecture, or it does not
-    have a parameter.
-    """
+    """Build the network of a configuration with random weights; InputError if there is none."""
     network = config.network
     # as in the original, a WiderResNet takes neither `dilation` nor `input_3x3`; the A2 form takes `dilation`
     params = dict(network.params)

@@ -123,11 +123,7 @@ def classifier_setup(config: ClassifierConfig) -> Setup:
 
 
 def build_optimizer(net: nn.Module, options: OptimizerConfig) -> torch.optim.Optimizer:
-    """Build SGD or Adam over all parameters, norms included.
-
-    With `classifier_lr`, the parameters with `fc` in their name are a second group with that rate. The groups
-    and their parameters have the order of the original, whose optimizer states refer to it.
-    """
+    """Build SGD or Adam; with `classifier_lr` parameters named `fc` are a second group, in the original's order."""
     named, split = [(name, p) for name, p in net.named_parameters() if p.requires_grad], options.classifier_lr >= 0
     rates = [options.learning_rate, *([options.classifier_lr] if split else [])]
     groups: list[dict[str, Any]] = [{"params": [], "lr": rate, "weight_decay": options.weight_decay} for rate in rates]
@@ -163,9 +159,6 @@ def build_schedule(options: ScheduleConfig, base_lrs: Sequence[float], epoch_len
 
 
 def train_classifier(options: TrainingOptions) -> TrainResult:
-    """Train a classifier with a JSON configuration and a folder that holds `train/<class>/*` and `val/<class>/*`.
-
-    Results and errors as :func:`seamseg.training.run.run_training`.
-    """
+    """Train a classifier on `train/<class>/*` and `val/<class>/*`; see :func:`seamseg.training.run.run_training`."""
     settings = load_classifier_config(options.config, options.overrides)
     return run_training(options, classifier_setup(settings))

@@ -30,10 +30,7 @@ Inductor allows further instruction sets, such as VNNI and AMX; the kernels of o
 
 
 def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
-    """Compile a network for its device and write it, which takes minutes; nothing is left if the compiler fails.
-
-    `size` is `(height, width)` of the example that is compiled: that of the metadata, or any that is allowed.
-    """
+    """Compile a network for its device and write it, which takes minutes; `size` is that of the example."""
     device = next(net.parameters()).device
     problem = compiler_problem(device)
     if problem is not None:
@@ -71,10 +68,7 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
 
 
 def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
-    """Return the metadata of a package: all as JSON, and for C++ programs those of a panoptic network in plain text.
-
-    Single values are decimal numbers or words, empty if there is none; `categories` has a line for each class.
-    """
+    """Return the metadata as JSON, and for C++ programs those of a panoptic network as plain texts."""
     entries = {METADATA_KEY: metadata.to_json()}
     if not {"count", "classmap"} <= set(metadata.extra["outputs"]):
         return entries

@@ -39,11 +39,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """Content of a folder, and facts for its model card.
-
-    `weights` are by name or part, `files` texts by name of the file. The classes of a classifier are things without
-    colours. `network` is a table; `use` and `command` are lines of Python and of a shell, in which `{}` is the model.
-    """
+    """Content of a folder, and facts for its card; in `use` and `command` `{}` is the model."""
 
     kind: str
     task: str

@@ -31,12 +31,7 @@ from seamseg.utils.output import quiet_logs
 
 
 class ExportNet(nn.Module):
-    """A network for export with its normalisation: `uint8` images in, outputs of fixed sizes out.
-
-    Build it with :func:`export_net`, from a folded network in evaluation mode, whose layers are shared; `mean` and
-    `std` are for values in 0..1. With `standard_ops` it has operators of other engines instead of ours, where results
-    are equal. `output_names` begin with those of the result, see :class:`seamseg.inference.results.base.ImageResult`.
-    """
+    """A network for export with its normalisation, made by :func:`export_net`: `uint8` image in, fixed sizes out."""
 
     output_names: tuple[str, ...]
 
@@ -107,11 +102,7 @@ class DetectionExport(ExportNet):
         return (*outputs, *(maps[name] for name in self.net.map_formats))
 
     def propose(self, dense: DenseOutputs, limit: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the proposals `P x 4`, with rows of 0 at the end, and which of them exist, bool `P`.
-
-        `limit` is `(height, width, height, width)` of the valid part. The result is that of
-        :class:`seamseg.models.heads.rpn.ProposalGenerator`.
-        """
+        """Return proposals `P x 4`, rows of 0 at the end, and which exist, bool `P`, as `ProposalGenerator` does."""
         make, generator = self.net.options.proposals, self.net.options.anchors
         cells = [getattr(self, f"cell{i}") for i in range(len(generator.strides))]
         levels = zip(generator.strides, dense.shapes, cells, strict=True)
@@ -131,11 +122,7 @@ class DetectionExport(ExportNet):
     def select(
         self, features: Features, limit: Tensor, proposals: Tensor, exists: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return boxes, classes, scores and number of the detections.
-
-        The result is that of :meth:`PanopticNet.detect` with a
-        :class:`seamseg.models.panoptic_inference.DetectionSelector`.
-        """
+        """Return boxes, classes, scores and number of the detections, as `PanopticNet.detect` does."""
         selector, rows = self.net.options.selector, self.rows
         ((boxes, scores),) = self.net.score_proposals(features, PackedSequence([proposals]), [limit])
         # class by class, without the background
@@ -168,11 +155,7 @@ class DetectionExport(ExportNet):
         return torch.topk(scores, count if 0 < count < total else total).indices
 
     def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
-        """Suppress boxes `G x N x 4` within each group; those with a score of -inf do not take part.
-
-        Returns numbers in `G * N` by decreasing score, then -1, int64 `most`, and how many there are, a scalar; at most
-        `most` of each group are counted.
-        """
+        """Suppress boxes `G x N x 4` within each group; return numbers in `G * N`, then -1, and how many there are."""
         if self.standard_ops:
             found: tuple[Tensor, Tensor] = torch.ops.seamseg_deploy.nms(boxes, scores, threshold, most)
             return found
@@ -299,10 +282,7 @@ def export_net(
     part: str = "all",
     standard_ops: bool = False,
 ) -> ExportNet:
-    """Return the module that is exported: of a folded network, one of queries, or a classifier.
-
-    `part` is "all" or "dense", see :class:`DenseExport`; the others as for :class:`ExportNet`.
-    """
+    """Return the module that is exported; `part` is "all" or "dense", `standard_ops` without operators of ours."""
     make: type[ExportNet] = ClassifierExport
     if hasattr(net, "query_classes"):
         make = QueryExport
@@ -331,11 +311,7 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
 
 @contextmanager
 def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool = False) -> Iterator[None]:
-    """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
-
-    A lack of memory is passed on, see :func:`seamseg.utils.errors.lacks_memory`. The error names the
-    custom heads of a network `net`; if its input size is `free`, that may be the reason, too.
-    """
+    """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, but for a lack of memory."""
     heads = {} if net is None else getattr(net.net, "custom_heads", {})
     if heads:
         problem += f" with the heads {', '.join(heads)}: leave out their file of `components`"
@@ -354,10 +330,7 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
 def trace(
     net: ExportNet, size: tuple[int, int], multiple: int = 1, sides: tuple[int, int] | None = None
 ) -> torch.export.ExportedProgram:
-    """Trace a module from :func:`export_net` with an input of `size` (height, width).
-
-    With `sides`, height and width are free multiples of `multiple` between them, and a classifier takes several images.
-    """
+    """Trace with an input of `size`; with `sides` height and width are free multiples of `multiple` between them."""
     inputs = example_inputs(net, size)
     if sides is not None and isinstance(net, ClassifierExport):
         # an example of one image would fix their number
@@ -385,7 +358,6 @@ def valid_pixels(image: Tensor, size: Tensor) -> Tensor:
 
 
 def _grouped_nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
-    """See :meth:`DetectionExport._nms`."""
     groups, number = scores.shape
     boxes, scores = boxes.reshape(-1, 4), scores.reshape(-1)
     usable = scores > -torch.inf

@@ -34,10 +34,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
-    """Write a network, exported with `standard_ops`, as an ONNX file, atomically.
-
-    `size` is `(height, width)` of the example that is traced: that of the metadata, or any that is allowed.
-    """
+    """Write a network, exported with `standard_ops`, as an ONNX file; `size` is that of the example that is traced."""
     with failures_in_one_line(f"{target}: this network cannot be exported to ONNX", net, metadata.size is None):
         program = trace(net, size, metadata.multiple, metadata.sides)
         # the exporter prints its steps and warns about what is no problem here

@@ -47,10 +47,7 @@ _FRACTIONS = np.linspace(0.04, 1.0, 25)
 
 
 class Selection(NamedTuple):
-    """Names of the layers and of the operators between them that are quantised.
-
-    `slopes` has the tensors to observe, each with the slope of the leaky ReLU that all its users are, or None.
-    """
+    """What is quantised; `slopes` of the leaky ReLU, or None, behind each tensor that is observed."""
 
     weighted: list[str]
     unweighted: list[str]
@@ -58,10 +55,7 @@ class Selection(NamedTuple):
 
 
 class Histogram:
-    """Histogram of the values of a tensor over many runs, with the exact extremes.
-
-    The bins cover a symmetric interval, which is doubled, and pairs of bins merged, when a value lies outside.
-    """
+    """Histogram of a tensor over many runs, with the exact extremes; its symmetric interval is doubled as needed."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(_BINS, np.int64)
@@ -239,10 +233,7 @@ def _ancestors(graph: onnx.GraphProto, names: Iterable[str]) -> set[str]:
 
 
 def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]) -> onnx.ModelProto:
-    """Return a float32 network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
-
-    `samples` are inputs by name.
-    """
+    """Return a float32 network with `QuantizeLinear` and `DequantizeLinear` around its layers; `samples` by name."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     replace_upsampling(copy)
@@ -283,10 +274,7 @@ def quantise(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]
 
 
 def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]]) -> ExportedMetadata:
-    """Quantise a float32 file of :func:`seamseg.contrib.deploy.onnx.write_onnx`; return the metadata of the new one.
-
-    `target` is written atomically, and may be the source; samples and errors as of :func:`quantise`.
-    """
+    """Quantise a float32 file of `write_onnx` to `target`, which may be the same; return the new metadata."""
     model = onnx.load(source)
     texts = {prop.key: prop.value for prop in model.metadata_props}
     stated = ExportedMetadata.from_json(texts[METADATA_KEY], str(source))

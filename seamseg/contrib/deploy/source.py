@@ -29,11 +29,7 @@ from seamseg.utils.errors import InputError
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A trained network that is exported, folded and in evaluation mode.
-
-    `size` is `(height, width)` of the input of a file of fixed size by default, `input_size` the scaling of images to
-    the network's input; None for a classifier.
-    """
+    """A network to export, folded; `input_size` is the scaling of images, None for a classifier."""
 
     net: nn.Module
     metadata: ExportedMetadata

@@ -26,11 +26,7 @@ _NOTHING = np.zeros(0, np.float32)
 
 
 class ExportedNetwork(InferenceNetwork):
-    """A network in an exported file, named `name` in messages, which a session runs.
-
-    `nms_threshold` is the IoU of its detections; `probabilities` adds the probability of the class of each pixel to the
-    maps.
-    """
+    """A network in an exported file, named `name` in messages, which a session runs."""
 
     def __init__(self, session: Any, name: str, nms_threshold: float, probabilities: bool = False) -> None:
         self._session = session
@@ -117,11 +113,7 @@ class ExportedClassifier(ExportedNetwork):
 
 
 class ExportedModel:
-    """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
-
-    InputError if the file is no whole exported network, an option cannot be changed after the export, or the engine is
-    not installed.
-    """
+    """An exported network that is opened; see :class:`seamseg.inference.predictor.OpenedModel`."""
 
     def __init__(self, session: Any, name: str, options: InferenceOptions) -> None:
         self.name = name

@@ -41,10 +41,7 @@ class OnnxSession:
 
 
 def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
-    """Open an ONNX file written by `seamseg export`.
-
-    `device` is "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO "openvino:GPU".
-    """
+    """Open an ONNX file of `seamseg export` with ONNX Runtime ("auto", "cpu") or OpenVINO ("openvino[:DEVICE]")."""
     engine, _, part = device.partition(":")
     if engine == OPENVINO:
         return _open_openvino(path, part or "CPU")
@@ -161,10 +158,7 @@ def _threads() -> int:
 
 
 def _adds_int8_exactly() -> bool:
-    """Return whether the CPU is known to add products of int8 in 32 bits; others use 16, which saturate.
-
-    ONNX Runtime has slower kernels without saturation, and uses them on every CPU if asked to.
-    """
+    """Return whether the CPU adds products of int8 in 32 bits; others use 16, which saturate."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:  # not Linux

@@ -94,10 +94,7 @@ class PackageSession:
 
 
 def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a package compiled here, for "cpu" or "cuda", needs to run: the `extra` of its metadata.
-
-    `features` are required features of the CPU, see :func:`missing_features`.
-    """
+    """Return what a package compiled here, for "cpu" or "cuda", needs to run: the `extra` of its metadata."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()

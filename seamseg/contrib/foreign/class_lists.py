@@ -54,10 +54,7 @@ class NetworkClasses:
         return np.array([index for index in self.columns if index is not None], np.int64)
 
     def used_logits(self, scores: Tensor) -> Tensor:
-        """Return the logits of the classes :attr:`used`, `... x (C + 1)`, of scores `... x (columns + 1)`.
-
-        The last one is that of "no object", which columns without a class add to.
-        """
+        """Return logits `... x (C + 1)` of the classes :attr:`used`; columns without a class add to "no object"."""
         columns = range(len(self.columns))
         used = [column for column in columns if self.columns[column] is not None]
         if len(used) == len(columns):

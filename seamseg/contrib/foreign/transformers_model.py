@@ -49,11 +49,7 @@ _BILINEAR = Image.Resampling.BILINEAR
 
 
 class TransformersNetwork(ForeignNetwork):
-    """A network of transformers.
-
-    `classes` are those of the columns of its class scores. `side` is that of its square input in pixels, None if its
-    size is free; `tokens` are the tokens of its task, None for none.
-    """
+    """A network of transformers; `side` is that of its square input, `tokens` are those of its task."""
 
     kind = "panoptic"
     nms_threshold = _NMS_THRESHOLD
@@ -76,10 +72,7 @@ class TransformersNetwork(ForeignNetwork):
         self._inputs = {} if tokens is None else {"task_inputs": tokens.to(device)}
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
-        """Return the outputs for images `H x W x 3` uint8; those of several sizes one by one, so that none is padded.
-
-        SeamsegError if they are not finite.
-        """
+        """Return the outputs for images `H x W x 3` uint8; those of several sizes one by one, none is padded."""
         if len({image.shape for image in images}) > 1:
             return [self._run([image])[0] for image in images]
         return self._run(images)
@@ -102,10 +95,7 @@ class TransformersNetwork(ForeignNetwork):
         ]
 
     def export_size(self, name: str, size: tuple[int, int] | None, usual: tuple[int, int]) -> tuple[int, int]:
-        """Return the `(height, width)` of the input of an export: `size`, else that of its square, else `usual`.
-
-        InputError, about the model `name`, if the network cannot be exported, or not at this size.
-        """
+        """Return `(height, width)` of the input of an export; InputError if there is none, or not this one."""
         if self.family.export_problem:
             raise InputError(f"{name}: cannot be exported: {self.family.export_problem}")
         if self.side is not None:
@@ -141,22 +131,14 @@ class TransformersNetwork(ForeignNetwork):
 
 
 def padded_input(images: Tensor, valid: Tensor, normalise: Callable[[Tensor], Tensor], square: bool) -> Tensor:
-    """Return the network's input, `N x 3 x H x W` float32, of padded images `N x 3 x H x W` uint8.
-
-    Whatever the padding holds, where `valid` (`H x W`) is False: it becomes black if the network is `square`, see
-    :class:`seamseg.contrib.foreign.families.Family`, otherwise 0 after the normalisation.
-    """
+    """Return the input: where `valid` is False black if the network is `square`, else 0 after the normalisation."""
     if square:
         return normalise(torch.where(valid, images, 0))
     return torch.where(valid, normalise(images), 0.0)
 
 
 class QueryNet(nn.Module):
-    """A network of transformers on the CPU, in float32, changed so that it can be traced.
-
-    `query_classes` is the class (stuff first) of each class logit but the last one. InputError, about the model `name`,
-    if its masked attention was not switched off at the end of the training.
-    """
+    """A network of transformers on the CPU, in float32, changed so that it can be traced."""
 
     def __init__(self, network: TransformersNetwork, name: str) -> None:
         super().__init__()
@@ -186,11 +168,7 @@ class QueryNet(nn.Module):
 
 
 class TransformersModel:
-    """A folder of transformers that is opened; see :class:`seamseg.inference.predictor.OpenedModel`.
-
-    `side` is that of the square input in pixels, None if its size is free; `licence` is as the model card states it.
-    InputError if it is not a panoptic network of a known family, needs code of its own, or its classes are not known.
-    """
+    """A folder of transformers that is opened; see :class:`seamseg.inference.predictor.OpenedModel`."""
 
     kind = "panoptic"
     reference: InputSize | None = None
@@ -361,10 +339,7 @@ def _is_of_the_hub(error: BaseException | None) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[Any]:
-    """Yield the module transformers, without its messages and progress bars: our own errors replace them.
-
-    It is offline: a configuration may name a backbone that it would look for on the hub.
-    """
+    """Yield the module transformers, offline, without its messages and progress bars: our own errors replace them."""
     with quiet_logs("torch.utils._pytree"):  # it imports torchao, which uses a subclass of Enum
         try:
             transformers = importlib.import_module("transformers")

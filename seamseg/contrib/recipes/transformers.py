@@ -133,10 +133,7 @@ class TransformersTraining(Network):
         return None if pixels is None else pixels.encoder
 
     def loss(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | int]]:
-        """Return the library's loss of a batch, with the number of images, by which several batches are weighted.
-
-        The losses of masks are means over the masks of the batch, those of classes over its queries.
-        """
+        """Return the library's loss of a batch, with the number of images, by which several batches are weighted."""
         pixels, size = self._padded(batch)
         masks, classes = zip(*(self._targets(batch, index, size) for index in range(len(batch.images))))
         outputs = self.net(pixel_values=pixels, mask_labels=list(masks), class_labels=list(classes))

@@ -208,10 +208,7 @@ class Service:
 
 
 def build_app(service: Service, hosts: Sequence[str] = ("*",)) -> Starlette:
-    """Return the application; it accepts these names in the header `Host`, `*` for all.
-
-    Any page can make a browser send requests to a local address under a name of its own (DNS rebinding).
-    """
+    """Return the application for names in the header `Host`: pages could reach it by others (DNS rebinding)."""
     routes = [
         Route("/", service.page, methods=["GET"]),
         Route("/health", service.health, methods=["GET"]),

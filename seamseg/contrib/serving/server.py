@@ -39,10 +39,7 @@ class ServerEnd(NamedTuple):
 
 
 def serve_model(options: ServeOptions, debug: bool = False) -> ServerEnd:
-    """Serve a model until SIGINT or SIGTERM; print its address on stdout when clients can connect.
-
-    With `debug`, print tracebacks of unexpected errors.
-    """
+    """Serve a model until SIGINT or SIGTERM; print its address on stdout when clients can connect."""
     # a line for each broken form
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     with bind(options.host, options.port) as bound:
@@ -111,10 +108,7 @@ def accepted_hosts(bound: socket.socket) -> Sequence[str]:
 
 
 class AppServer(uvicorn.Server):
-    """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
-
-    What is not finished after `grace` seconds is cut off; a second signal cuts off at once.
-    """
+    """Finishes the requests in progress after a signal or :meth:`stop`; a second one, or `grace` seconds, cuts off."""
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
         config = uvicorn.Config(

@@ -25,11 +25,6 @@ def test_the_experiments_and_defaults_of_the_original(name: str) -> None:
     assert content == GOLDEN["configs"][name]
 
 
-def test_a_schedule_without_milestones_is_constant() -> None:
-    schedule = {"type": "multistep", "params": {"milestones": []}}
-    assert parse_classifier_config({"optimizer": {"schedule": schedule}}).optimizer.schedule.params["milestones"] == []
-
-
 def test_names_before_release_1() -> None:
     network = parse_classifier_config({"network": {"leaky_relu_slope": 0.2, "activation": "none"}}).network
     assert (network.activation, network.activation_param) == ("identity", 0.2)

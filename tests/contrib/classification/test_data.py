@@ -28,16 +28,10 @@ from seamseg.contrib.classification.data import (
     train_transform,
 )
 from seamseg.data.input_size import InputSize
-from seamseg.data.samplers import SampleIndex
 from seamseg.inference.images import network_input
 from seamseg.utils.errors import InputError
 
 test_transform.__test__ = False  # type: ignore[attr-defined]
-
-
-def noise(image: Image.Image) -> torch.Tensor:
-    """A transform that uses both global generators."""
-    return to_float(image).mean() + random.random() + torch.rand(1)
 
 
 @pytest.fixture
@@ -55,29 +49,6 @@ def test_classes_are_the_sorted_folders(root: Path) -> None:
     image, label, name = dataset[4]
     assert (label, name, image.shape) == (1, "green/1.png", (3, 40, 45))
     assert dataset.metadata.categories == dataset.classes
-
-
-def test_random_numbers_depend_on_seed_epoch_and_image_alone(root: Path) -> None:
-    dataset, other = (ClassFolders(root, "train", noise, seed=number) for number in (1, 2))
-    states = random.getstate(), torch.get_rng_state()
-    first = dataset[SampleIndex(3, 5, 5)][0]
-    assert random.getstate() == states[0]
-    assert torch.equal(torch.get_rng_state(), states[1])
-    random.seed(9)
-    torch.manual_seed(9)
-    assert torch.equal(dataset[SampleIndex(3, 5, 5)][0], first)
-    for changed in (dataset[SampleIndex(4, 5, 5)], dataset[SampleIndex(3, 6, 6)], other[SampleIndex(3, 5, 5)]):
-        assert not torch.equal(changed[0], first)
-
-
-def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:
-    (root / "train" / "text").mkdir()
-    (root / "train" / "text" / "a.txt").write_text("no image")
-    with pytest.raises(InputError, match=r"data/train: 1 of 4 class folders hold no images: text$"):
-        ClassFolders(root, "train", to_float)
-    (tmp_path / "flat" / "train").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"flat/train: has no class folders"):
-        ClassFolders(tmp_path / "flat", "train", to_float)
 
 
 def seed(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Initialisation, optimizer and learning rates of the original; a network from Python."""
+"""Initialisation, optimizer, rates and logits of the original; a network from Python, and its validation."""
 
 from __future__ import annotations
 
@@ -9,22 +9,30 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.classes import make_class_folders, write_config
 from support.golden_backbones import golden_state, stored
 from support.golden_files import DATA, array
 from torch import nn
+from torch.nn import functional
 from torchvision.transforms import v2
 
 import seamseg
-from seamseg.contrib.classification.config import InputConfig, NetworkConfig, parse_classifier_config
-from seamseg.contrib.classification.data import ImageBatch
+from seamseg.contrib.classification.config import (
+    InputConfig,
+    NetworkConfig,
+    load_classifier_config,
+    parse_classifier_config,
+)
+from seamseg.contrib.classification.data import ClassFolders, ImageBatch
 from seamseg.contrib.classification.data import test_transform as validation_transform
 from seamseg.contrib.classification.network import Classifier, build_classifier, correct, initialise
 from seamseg.contrib.classification.train import build_optimizer, build_schedule, trainer_options
+from seamseg.contrib.classification.validate import ClassifierScores, ClassifierValidator, validate_classifier
 from seamseg.models.network import TrainingModule
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 
 GOLDEN = json.loads((DATA / "classifier.json").read_text())
 RESNET18 = {"network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace"}}
@@ -73,20 +81,6 @@ def test_learning_rates(name: str) -> None:
         assert schedule.get_lr(step, epoch) == pytest.approx(wanted, rel=1e-12, abs=1e-18)
     whole = config.schedule.epochs * (1 if config.schedule.mode == "epoch" else 5005)
     assert schedule.total == whole
-
-
-def test_groups_of_parameters() -> None:
-    net = Classifier(build(arch="resnet18"))
-    options = {"type": "Adam", "classifier_lr": 0.5, "weight_decay": 0.25}
-    optimizer = build_optimizer(net, parse_classifier_config({"optimizer": options}).optimizer)
-    assert type(optimizer) is torch.optim.Adam
-    first, second = optimizer.param_groups
-    fc = net.body.get_submodule("classifier.fc")
-    assert [p.shape for p in second["params"]] == [fc.weight.shape, fc.bias.shape]
-    # the decay is on everything, norms too
-    assert [(group["lr"], group["weight_decay"]) for group in (first, second)] == [(0.1, 0.25), (0.5, 0.25)]
-    together = build_optimizer(net, parse_classifier_config({}).optimizer)
-    assert [p is q for p, q in zip(together.param_groups[0]["params"], net.parameters())] == [True] * 62
 
 
 def test_arguments_of_the_architectures() -> None:
@@ -168,3 +162,57 @@ def test_a_training_step_of_the_original() -> None:
     assert names == list(before), "the order of the parameters in the state of the optimizer"
     moved = [(p.detach() - before[n]).double().norm().item() for n, p in body.named_parameters()]
     np.testing.assert_allclose(moved, array("backbones_train", f"{name}/update_norm"), rtol=1e-3)
+
+
+class ByColour(nn.Module):
+    """Logits by the mean of each channel, blue, green and red; red is often mistaken for green."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        red, green, blue = images.mean((2, 3)).unbind(1)
+        return torch.stack([blue, green + 1.2, red], 1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_class_folders(tmp_path / "data")
+
+
+@pytest.mark.parametrize("ten_crops", [False, True])
+def test_scores(root: Path, ten_crops: bool) -> None:
+    config = load_classifier_config(write_config(root.parent / "c.json"))
+    transform = validation_transform(InputConfig(scale_val=36, crop_val=32), ten_crops=ten_crops)
+    net, check = ByColour(), ClassifierValidator(ClassFolders(root, "val", transform), 2, config, World())
+    scores = check(net)
+    items = [check.dataset[i] for i in range(9)]
+    logits = [net(image if ten_crops else image[None]).mean(0) for image, _, _ in items]
+    labels = torch.tensor([label for _, label, _ in items])
+    hits = torch.stack(logits).argmax(1) == labels
+    assert scores.top1 == pytest.approx(100 * hits.float().mean().item())
+    assert scores.top5 == 100, "there are only three classes"
+    assert scores.loss == pytest.approx(functional.cross_entropy(torch.stack(logits), labels).item(), rel=1e-6)
+    assert scores.n_images == 9
+    assert net.training, "the mode of the network is restored"
+
+
+def validate(root: Path, names: list[str], broken: bool = False) -> ClassifierScores:
+    """Score a checkpoint with random weights that states the names of its classes."""
+    path, out = write_config(root.parent / "c.json"), root.parent / "net.pth.tar"
+    config = load_classifier_config(path)
+    net = Classifier(build_classifier(config))
+    if broken:
+        # finite, but their products are not
+        nn.init.constant_(net.body.classifier.fc.weight, 3e38)
+    weights = {f"module.{key}": value for key, value in net.body.state_dict().items()}
+    ours = {"metadata": {"categories": names}}
+    torch.save({"arch": config.network.arch, "state_dict": weights, "seamseg": ours}, out)
+    return validate_classifier(path, out, root, device="cpu")
+
+
+def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> None:
+    names = sorted(folder.name for folder in (root / "val").iterdir())
+    assert validate(root, names).n_images == 9
+    assert validate(root, []).n_images == 9
+    with pytest.raises(InputError, match=r"class folders are not those of .*, in this order"):
+        validate(root, names[::-1])
+    with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
+        validate(root, [], broken=True)

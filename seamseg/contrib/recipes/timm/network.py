@@ -222,11 +222,7 @@ class SimplePyramid(nn.Module):
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """Batch norm that may take the statistics of all ranks, and counts each batch once.
-
-    A recomputation in the backward pass leaves the running statistics alone. Parameters, buffers and activation (child
-    modules) are those of another norm.
-    """
+    """Batch norm over all ranks, perhaps, that counts each batch once, also if it is recomputed."""
 
     def __init__(self, norm: nn.BatchNorm2d, synchronise: bool) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, "meta")
@@ -271,12 +267,7 @@ def _positions(module: str, names: Sequence[str]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Levels:
-    """The maps of a network in use, and its stages.
-
-    `indices` are those among all maps of the network, `maps` stride and channels of each. `is_plain`: all maps have one
-    stride, and only the last is used, after the last norm. `start` is the first module of `mod2`, `ends` are the last
-    ones of `mod2`, `mod3`, ...
-    """
+    """The maps of a network in use, with stride and channels; `ends` are the last modules of its stages."""
 
     indices: list[int]
     maps: list[tuple[int, int]]
@@ -367,10 +358,7 @@ def _run(model: Any, images: Tensor, indices: list[int], norm: bool) -> list[Ten
 
 
 def _multiple_of(model: Any, indices: list[int], maps: list[tuple[int, int]], norm: bool, name: str) -> int:
-    """Return the number of which the sides of images must be multiples: 32, or the side of the images of timm.
-
-    The network, on the meta device, is tried with both.
-    """
+    """Return the number of which sides of images must be multiples: 32, or the side of the images of timm."""
     own = int(model.pretrained_cfg.get("input_size", (3, 224, 224))[-1])
     reason = ""
     for multiple in dict.fromkeys((max(32, maps[-1][0]), own)):
