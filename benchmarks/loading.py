@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from seamseg.config import default_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.input_size import scaled_size
+from seamseg.data.input_size import InputSize
 from seamseg.data.reader import FolderReader
 from seamseg.data.transforms import TrainTransform
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
@@ -93,7 +93,7 @@ class PlainDataset(Dataset):
         if flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             layers = [layer.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for layer in layers]
-        size = scaled_size(image.size, shortest, self.transform.options.longest_max_size)
+        size = InputSize(shortest, self.transform.options.longest_max_size).scaled(image.size)
         image = image.resize(size, Image.Resampling.BILINEAR)
         mask = np.stack([np.array(layer.resize(size, Image.Resampling.NEAREST), np.int64) for layer in layers])
         present = np.union1d([0], np.unique(mask))

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from seamseg.config import load_config
-from seamseg.data.transforms import Normalise
 from seamseg.inference.images import input_size
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
@@ -19,6 +18,7 @@ from seamseg.maps.visualize.overlay import distinct_colors
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
+from seamseg.structures import Normalise
 
 DETECTIONS = 100
 """Things that a busy network finds on every image."""
@@ -42,7 +42,7 @@ def random_predictor(
     net = for_inference(net, device, precision) if folded else net
     loading = options.dataloader
     longest = None if shortest_size is None else max(4 * shortest_size, loading.longest_max_size)
-    network = TorchNetwork(net, Normalise(loading.rgb_mean, loading.rgb_std), device)
+    network = TorchNetwork(net, Normalise(loading.rgb_mean, loading.rgb_std, device), device)
     return Predictor(network, metadata, input_size(options, shortest_size, longest), Thresholds.of(options))
 
 

@@ -43,7 +43,7 @@ from seamseg.config import Config, load_config
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 from seamseg.training.graphs import use_cuda_graphs
-from seamseg.training.logging.logs import TextLog
+from seamseg.training.logging.reporter import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prefetched

@@ -366,6 +366,32 @@ class Features:
         return rows, index
 
 
+class Normalise:
+    """Converts bytes to the values of the network input: `(x / 255 - mean) / std`, by channel; None omits one.
+
+    The images are on `device`.
+    """
+
+    def __init__(
+        self, rgb_mean: Sequence[float] | None, rgb_std: Sequence[float] | None, device: torch.device | str = "cpu"
+    ) -> None:
+        self._white = torch.tensor(255.0, device=device)
+        self._mean, self._std = (
+            None if numbers is None else torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
+            for numbers in (rgb_mean, rgb_std)
+        )
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return `3 x H x W` float32, contiguous, from uint8 of any strides."""
+        # divided by tensors, not by Python's numbers, which CUDA would turn into a product with the inverse
+        values = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(self._white)
+        if self._mean is not None:
+            values.sub_(self._mean)
+        if self._std is not None:
+            values.div_(self._std)
+        return values
+
+
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy values of the host to a device; the host does not wait for the copy."""
     if device.type == "cuda" and values.device.type == "cpu":

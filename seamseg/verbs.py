@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from seamseg.inference.predictor import Predictor
     from seamseg.maps.evaluation.scores import Scores
     from seamseg.predicting.job import RunSummary
-    from seamseg.training.result import TrainResult
+    from seamseg.training.options import TrainResult
 
 # each function imports what it needs: an exported network needs no torch
 
@@ -83,7 +83,7 @@ def evaluate(options: EvaluationOptions) -> Scores:
 def train(options: TrainingOptions) -> TrainResult:
     """Train a network: `seamseg.train("cityscapes_r50", "data", "runs/city", pretrain="body:resnet50.pth")`.
 
-    Under torchrun each process calls it. Returns :class:`seamseg.training.result.TrainResult`: `scores["PQ"]`, `best`,
+    Under torchrun each process calls it. Returns :class:`seamseg.training.options.TrainResult`: `scores["PQ"]`, `best`,
     `history` and the rest.
 
     Raises

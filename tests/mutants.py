@@ -4,7 +4,7 @@
 
 Mutations are those of Cosmic Ray, made in a copy of the tree, so that nothing is lost when the run is stopped. SAMPLE
 of each file are drawn, the same ones each time. Mutants that change no result are listed with a reason in
-tests/equivalent_mutants.txt and do not count. The exit code is 1 if less than 90 % of the others are killed.
+tests/equivalent_mutants.txt and do not count. The exit code is 1 if less than 95 % of the others are killed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
-GOAL = 0.9
+GOAL = 0.95
 SECONDS = 300
 """Limit of a mutant, whose loops may not end; it then counts as killed."""
 
 TESTS = {
-    "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_augmentation.py "
-    "tests/data/test_maps.py tests/components/test_augmentation.py",
+    "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_maps.py "
+    "tests/components/test_augmentation.py",
     "seamseg/contrib/deploy/network.py": (
         "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_query_networks.py"
     ),
@@ -80,7 +80,7 @@ TESTS = {
     "seamseg/ops/upsample.py": "tests/ops/test_upsample.py "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss-few] "
     "tests/ops/test_contract.py::test_dispatch[upsample_ohem_loss_backward-few]",
-    "seamseg/training/optim/ema.py": "tests/training/test_ema.py tests/training/test_update.py",
+    "seamseg/validation/validator.py": "tests/validation tests/components/test_metric.py tests/training/test_kinds.py",
     "seamseg/training/optim/optimizer.py": "tests/training/test_update.py tests/training/test_optimizer.py "
     "tests/components/test_optimizer.py",
     "seamseg/training/optim/schedule.py": "tests/training/test_optimizer.py",

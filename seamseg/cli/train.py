@@ -43,7 +43,7 @@ from seamseg.utils.files import nearest_path
 from seamseg.utils.output import echo
 
 if TYPE_CHECKING:
-    from seamseg.training.result import TrainResult
+    from seamseg.training.options import TrainResult
 
 LIBRARIES = ("timm", "torchvision")
 """Libraries that download weights, in the place of a file."""

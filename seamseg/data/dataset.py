@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ from torch.utils.data import Dataset
 
 from seamseg.config import components
 from seamseg.data.maps import MapValues, map_values
-from seamseg.data.reader import FolderReader, OpenReader, check_masks, reader_errors
+from seamseg.data.reader import FolderReader, OpenReader, reader_errors
 from seamseg.data.samplers import SampleIndex
-from seamseg.data.transforms import TrainTransform, augment
+from seamseg.data.transforms import TrainTransform
 from seamseg.maps.formats.metadata import ImageInfo, Metadata
 from seamseg.maps.images import as_rgb
 from seamseg.utils.errors import InputError
@@ -26,17 +25,8 @@ from seamseg.utils.errors import InputError
 _VOID_IMAGES = 8
 
 
-class Transform(Protocol):
-    """The transform of a :class:`PanopticDataset`, see :class:`seamseg.data.transforms.TrainTransform`."""
-
-    def __call__(
-        self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
-    ) -> dict[str, Any]:
-        """Return the tensors of one image."""
-
-
 class PanopticDataset(Dataset[dict[str, Any]]):
-    """Images of one split, as tensors of a :class:`Transform`.
+    """Images of one split, as tensors of a transform: a :class:`TrainTransform`, or one without random numbers.
 
     The random numbers of a sample (flip, scale, ...) depend on `seed`, the epoch and the image index alone (and its
     slot, where class-uniform sampling repeats an image): not on the number of workers, the order of loading or an
@@ -50,7 +40,7 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         self,
         root: str | Path,
         split: str,
-        transform: Transform,
+        transform: TrainTransform | Callable[..., dict[str, Any]],
         seed: int = 0,
         fast_decode: bool = False,
         open_reader: OpenReader = FolderReader,
@@ -68,25 +58,12 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         return self.reader.metadata
 
     @property
-    def num_stuff(self) -> int:
-        """Number of stuff classes."""
-        return self.metadata.num_stuff
-
-    @property
     def img_sizes(self) -> list[tuple[int, int]]:
         """`(height, width)` by index."""
         return [image.size for image in self.images]
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def file_name(self, index: int) -> str:
-        """Return the path of an image for error messages, whether the file exists or not."""
-        return self.reader.file_name(index)
-
-    def read(self, index: int) -> tuple[Image.Image, np.ndarray, ImageInfo]:
-        """Read image and mask (`L x H x W` int32) without any transform."""
-        return self._read_image(index), self._read_masks(index), self.images[index]
 
     def void_share(self) -> float:
         """Return the share of the pixels of a few images that are void; images that cannot be read are left out."""
@@ -106,15 +83,23 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         if at_least is None and (image.height, image.width) != info.size:
             height, width = info.size
             raise InputError(
-                f"{self.file_name(index)}: the image is {image.width} x {image.height} pixels (width x height), its "
-                f"reader states {width} x {height}"
+                f"{self.reader.file_name(index)}: the image is {image.width} x {image.height} pixels (width x height), "
+                f"its reader states {width} x {height}"
             )
         return image
 
     def _read_masks(self, index: int) -> np.ndarray:
         with self._reader_errors(index):
             masks = np.asarray(self.reader.read_masks(index))
-        return check_masks(masks, self.images[index], self.file_name(index))
+        info, name = self.images[index], self.reader.file_name(index)
+        if masks.ndim != 3 or masks.shape[1:] != info.size or masks.dtype.kind not in "iu" or len(masks) == 0:
+            raise InputError(f"{name}: the masks are {masks.dtype} of {masks.shape}, expected integers L x {info.size}")
+        lowest, highest = int(masks.min()), int(masks.max())
+        if lowest < 0 or highest >= len(info.cat):
+            raise InputError(
+                f"{name}: the masks have ids {lowest} to {highest}, classes are listed for {len(info.cat)}"
+            )
+        return masks.astype(np.int32, copy=False)
 
     def _read_maps(self, index: int) -> dict[str, MapValues]:
         info, found = self.images[index], {}
@@ -126,13 +111,9 @@ class PanopticDataset(Dataset[dict[str, Any]]):
             found[name] = map_values(stored, spec, info.size, where)
         return found
 
-    @cached_property
-    def _own(self) -> components.Component | None:
-        """The component of the reader; None for one of this package."""
-        return components.custom_of(self.reader)
-
     def _reader_errors(self, index: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._own is None else reader_errors(self._own, self.reader.file_name(index))
+        own = components.custom_of(self.reader)
+        return nullcontext() if own is None else reader_errors(own, self.reader.file_name(index))
 
     def __getitem__(self, key: int | SampleIndex) -> dict[str, Any]:
         """Return the dict that the transform makes, with `id` and `size`; a plain index is of epoch 0.
@@ -142,16 +123,13 @@ class PanopticDataset(Dataset[dict[str, Any]]):
         epoch, index, slot = SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(0, key, key)
         # an image that fills several slots is augmented differently in each
         seed = f"{self.seed}/{epoch}/{index}" + ("" if slot == index else f"/{slot}")
-        transform, info, rng = self.transform, self.images[index], Random(seed)
+        transform, info = self.transform, self.images[index]
         if isinstance(transform, TrainTransform):
-            params = transform.sample_params(info.size, rng)
+            params = transform.sample_params(info.size, Random(seed))
             image = self._read_image(index, params.size if self.fast_decode else None)
-            masks, maps = self._read_masks(index), self._read_maps(index)
-            augmented = augment(image, masks, info.cat, info.iscrowd, params, maps)
-            item = transform.finish(transform.change_colours(augmented, seed), params)
+            item = transform(image, self._read_masks(index), info, params, self._read_maps(index), seed)
         else:
-            image, masks, _ = self.read(index)
-            item = transform(image, masks, info.cat, info.iscrowd, rng)
+            item = transform(self._read_image(index), self._read_masks(index), info)
             if maps := self._read_maps(index):
                 item["maps"] = {name: torch.from_numpy(values.filled()) for name, values in maps.items()}
         return {**item, "id": info.id, "size": info.size}

@@ -13,31 +13,6 @@ MAX_ASPECT = 4
 """Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`reference_size`."""
 
 
-def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
-    """Return the size of the network input for an image of a size, `(height, width)` or the other way round.
-
-    The shortest side becomes `shortest` pixels, unless the longest side would then exceed `longest`, which it becomes
-    instead; both sides are truncated to whole pixels, `int(side * scale)`, and are at least 1.
-    """
-    scale = shortest / min(size)
-    if longest is not None and int(max(size) * scale) > longest:
-        scale = longest / max(size)
-    return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
-
-
-def resized(size: tuple[int, int], shortest: int) -> tuple[int, int]:
-    """Return the size to which torchvision's `Resize(shortest)` scales an image, in the same order as `size`."""
-    least = min(size)
-    # int(side * (shortest / least)) would be a pixel less for some sizes
-    first, second = (shortest if side == least else int(shortest * side / least) for side in size)
-    return first, second
-
-
-def resize_shortest(image: Image.Image, shortest: int) -> Image.Image:
-    """Resize an image as torchvision's `Resize(shortest)` does."""
-    return _resize(image, resized((image.height, image.width), shortest))
-
-
 @dataclass(frozen=True)
 class InputSize:
     """How large the network's input is, and how images become as large.
@@ -60,35 +35,33 @@ class InputSize:
 
     def halved(self) -> InputSize:
         """Return half the size."""
-
-        def half(size: int | None) -> int | None:
-            return None if size is None else max(1, size // 2)
-
-        return replace(
-            self,
-            shortest_size=half(self.shortest_size),
-            longest_max_size=half(self.longest_max_size),
-            longest_size=half(self.longest_size),
-        )
-
-    def within(self, max_size: tuple[int, int] | None) -> InputSize:
-        """Return the sizes with another largest `(height, width)`."""
-        return replace(self, max_size=max_size)
+        names = ("shortest_size", "longest_max_size", "longest_size")
+        sizes = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: max(1, size // 2) for name, size in sizes.items() if size is not None})
 
     def of(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the `(height, width)` of the input for an image of `(height, width)`."""
         return self.scaled(size) if self.crop is None else self.crop
 
     def scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the `(height, width)` to which an image of `(height, width)` is scaled, before the crop."""
-        found = size
+        """Return the `(height, width)` to which an image of `(height, width)` is scaled, before the crop.
+
+        The shortest side becomes `shortest_size`, unless the longest one would then exceed `longest_max_size`, which it
+        becomes instead; both sides are truncated to whole pixels, `int(side * scale)`, and are at least 1.
+        """
+        scale = 1.0
         if self.longest_size is not None:
             scale = self.longest_size / max(size)
-            found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
         elif self.shortest_size is not None and self.crop is not None:
-            found = resized(size, self.shortest_size)
+            least, shortest = min(size), self.shortest_size
+            # as torchvision's Resize: int(side * (shortest / least)) would be a pixel less for some sizes
+            height, width = (shortest if side == least else int(shortest * side / least) for side in size)
+            return height, width
         elif self.shortest_size is not None:
-            found = scaled_size(size, self.shortest_size, self.longest_max_size)
+            scale = self.shortest_size / min(size)
+            if self.longest_max_size is not None and int(max(size) * scale) > self.longest_max_size:
+                scale = self.longest_max_size / max(size)
+        found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
         if self.max_size is not None and (found[0] > self.max_size[0] or found[1] > self.max_size[1]):
             scale = min(self.max_size[0] / size[0], self.max_size[1] / size[1])
             found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
@@ -96,8 +69,17 @@ class InputSize:
 
     def scale(self, image: Image.Image) -> Image.Image:
         """Return an image at the size of the network input."""
-        image = _resize(image, self.scaled((image.height, image.width)))
-        return image if self.crop is None else _centre_crop(image, self.crop)
+        height, width = self.scaled((image.height, image.width))
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        if self.crop is None:
+            return image
+        # torchvision rounds half to even where it cuts, and down where it pads
+        top, left = (
+            round((have - want) / 2) if have >= want else -((want - have) // 2)
+            for have, want in zip((height, width), self.crop)
+        )
+        return image.crop((left, top, left + self.crop[1], top + self.crop[0]))
 
 
 def reference_size(shortest: int, longest_max: int | None) -> InputSize:
@@ -109,25 +91,5 @@ def reference_size(shortest: int, longest_max: int | None) -> InputSize:
 
 
 def value_factor(change: str, enlarged: float, scale: float) -> float:
-    """Return the factor from the values of a map, in the units of its files, to those in an input of the network.
-
-    For `change` see :class:`seamseg.maps.folder.ReadMap`. `enlarged` is the width of the input as a fraction of the
-    width of the image, `scale` as a fraction of the width in :func:`reference_size`.
-    """
+    """Return the factor of values of a map (:class:`ReadMap`) for an input `enlarged` by, and of a `scale`."""
     return {"none": 1.0, "multiply": enlarged, "divide": 1 / scale}[change]
-
-
-def _resize(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    height, width = size
-    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
-
-
-def _centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    height, width = size
-    top, left = _margin(image.height, height), _margin(image.width, width)
-    return image.crop((left, top, left + width, top + height))
-
-
-def _margin(have: int, want: int) -> int:
-    # torchvision rounds half to even where it cuts, and down where it pads
-    return round((have - want) / 2) if have >= want else -((want - have) // 2)

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import queues
 from random import Random
 from typing import Any
@@ -15,9 +14,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from seamseg.data.dataset import PanopticDataset
 from seamseg.data.reader import Reader
-from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, shard
+from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import SeamsegError, one_line
@@ -42,68 +40,59 @@ class BatchLoader(DataLoader[Any]):
             self.generator.manual_seed(Random(words).getrandbits(63))
         with translate_worker_errors():
             try:
-                with starting_workers():
+                with block_stop_signals():
                     iterator = super().__iter__()
+            except (OSError, RuntimeError) as error:
+                if is_dead_worker(error):
+                    raise
+                raise SeamsegError(
+                    f"cannot start worker processes: {str(error)[:200]}; enlarge /dev/shm (docker run --shm-size) or "
+                    "what the error names, or use `dataloader.num_workers=0`"
+                ) from error
+            try:
                 yield from iterator
             except (ConnectionError, EOFError) as error:
                 raise worker_failure("a data loading worker died") from error
             except SeamsegError as error:
-                raise type(error)(_own_message(error)) from None
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """Options of :func:`train_loader`.
-
-    With `num_workers=0` the main process reads the images. `prefetch` is the number of batches that each worker
-    prepares ahead, `class_uniform` the fraction of the draws that :class:`ClassUniformSampling` replaces.
-    """
-
-    num_workers: int = 0
-    pin_memory: bool = False
-    seed: int = 0
-    persistent_workers: bool = False
-    prefetch: int = 2
-    class_uniform: float = 0
-
-    @staticmethod
-    def of(keys: Any, seed: int, world: World, class_uniform: float = 0) -> LoaderOptions:
-        """Return the options of a process for a configuration: its `num_workers`, `persistent_workers`, `prefetch`."""
-        workers, pinned = min(keys.num_workers, available_cores()), world.device.type == "cuda"
-        return LoaderOptions(workers, pinned, seed, keys.persistent_workers, keys.prefetch, class_uniform)
+                # torch re-raises it with its whole traceback as the message; the last line ends with ours
+                name = f"{type(error).__module__}.{type(error).__qualname__}: "
+                raise type(error)(str(error).rpartition(name)[2].strip()) from None
 
 
 def train_loader(
     dataset: Dataset[Any],
     batch_sampler: DistributedARBatchSampler,
-    options: LoaderOptions = LoaderOptions(),
+    keys: Any,
+    world: World,
     collate_fn: Callable[[Sequence[Any]], Any] | None = None,
 ) -> BatchLoader:
     """Return a loader of batches in the order of a sampler; set its epoch before each pass.
 
-    The batches do not depend on `num_workers`, `persistent_workers` and `prefetch`, and torch's global RNG is not used.
-    The data set accepts :class:`seamseg.data.samplers.SampleIndex`. `collate_fn` defaults to :func:`collate`.
+    `keys` are `num_workers`, 0 to read the images in this process, `persistent_workers`, and `prefetch`, the number of
+    batches that each worker prepares ahead: the batches do not depend on them. torch's global RNG is not used. The data
+    set accepts :class:`seamseg.data.samplers.SampleIndex`. `collate_fn` defaults to :func:`collate`.
     """
-    if options.class_uniform:
-        assert isinstance(dataset, PanopticDataset)
-        batch_sampler.replace = ClassUniformSampling(dataset.images, options.class_uniform, options.seed)
+    workers, prefetch = min(keys.num_workers, available_cores()), keys.prefetch
     return BatchLoader(
         dataset,
         batch_sampler=batch_sampler,
-        num_workers=options.num_workers,
-        pin_memory=options.pin_memory,
+        num_workers=workers,
+        pin_memory=world.device.type == "cuda",
         collate_fn=collate_fn or collate,
         worker_init_fn=begin_worker,
-        persistent_workers=options.persistent_workers and options.num_workers > 0,
-        prefetch_factor=options.prefetch if options.num_workers else None,
+        persistent_workers=keys.persistent_workers and workers > 0,
+        prefetch_factor=prefetch if workers else None,
         # otherwise each pass draws from the global RNG, and a resumed run differs from an uninterrupted one
         generator=torch.Generator(),
     )
 
 
 def shard_loader(dataset: Dataset[Any], num_workers: int, world: World, **options: Any) -> BatchLoader:
-    """Return the loader of the samples that this process alone reads, in order; `options` are those of a DataLoader."""
-    sampler = shard(len(dataset), world.size, world.rank)  # type: ignore[arg-type]
+    """Return the loader of the samples that this process alone reads, in order; `options` are those of a DataLoader.
+
+    Each sample belongs to one process: some have one more, so nothing inside the loop may be a collective call.
+    """
+    sampler = range(world.rank, len(dataset), world.size)  # type: ignore[arg-type]
     workers = min(num_workers, available_cores(), len(sampler))
     return BatchLoader(dataset, sampler=sampler, num_workers=workers, worker_init_fn=begin_worker, **options)
 
@@ -114,17 +103,8 @@ def index_sampler(loader: DataLoader[Any]) -> DistributedARBatchSampler:
     return loader.batch_sampler
 
 
-def _own_message(error: SeamsegError) -> str:
-    # torch re-raises a worker's error with its whole traceback as the message; the last line ends with ours
-    name = f"{type(error).__module__}.{type(error).__qualname__}: "
-    return str(error).rpartition(name)[2].strip()
-
-
 def collate(items: Sequence[dict[str, Any]]) -> Batch:
-    """Collate items of :class:`seamseg.data.dataset.PanopticDataset`, as a DataLoader's `collate_fn`.
-
-    Nothing is padded here: sizes may differ, and the network pads when it needs one tensor.
-    """
+    """Collate items of :class:`PanopticDataset` without padding; the network pads when it needs one tensor."""
     masks = [item["msk"] for item in items]
     if len({mask.dtype for mask in masks}) > 1:
         masks = [mask.int() for mask in masks]  # images with few ids have uint8 masks
@@ -160,21 +140,6 @@ def _end_worker(error: Exception, batch: object) -> None:
     os.kill(os.getpid(), getattr(signal, "SIGBUS", signal.SIGTERM))
 
 
-@contextmanager
-def starting_workers() -> Iterator[None]:
-    """Start worker processes in a `with` block that no signal interrupts; SeamsegError if they cannot be started."""
-    try:
-        with block_stop_signals():
-            yield
-    except (OSError, RuntimeError) as error:
-        if is_dead_worker(error):
-            raise
-        raise SeamsegError(
-            f"cannot start worker processes: {str(error)[:200]}; enlarge /dev/shm (docker run --shm-size) or what the "
-            "error names, or use `dataloader.num_workers=0`"
-        ) from error
-
-
 def is_dead_worker(error: BaseException) -> bool:
     """Return whether an error is torch's about the death of a worker."""
     return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
@@ -182,10 +147,7 @@ def is_dead_worker(error: BaseException) -> bool:
 
 @contextmanager
 def translate_worker_errors() -> Iterator[None]:
-    """Make one line of the error about a dead worker; wrap the code that trains on the batches, too.
-
-    A DataLoader raises it from a signal handler, that is at any place of the main process.
-    """
+    """Make one line of the error about a dead worker, which may come at any place of the main process."""
     try:
         yield
     except RuntimeError as error:

@@ -52,10 +52,7 @@ def declared_maps(config: Config, *kinds: str) -> dict[str, ReadMap]:
 
 
 def map_values(stored: np.ndarray | None, spec: ReadMap, size: tuple[int, int], name: str) -> MapValues:
-    """Convert the map that a reader has read for an image of `(height, width)`; errors call it `name`.
-
-    `stored` are numbers, `H x W` or `channels x H x W`; None for an image without a file.
-    """
+    """Convert numbers `H x W` or `channels x H x W` that a reader has read; None for an image without a file."""
     shape = (spec.channels, *size)
     if stored is None:
         if not spec.optional:
@@ -71,11 +68,8 @@ def map_values(stored: np.ndarray | None, spec: ReadMap, size: tuple[int, int], 
     absent = ~np.isfinite(values)
     if spec.void is not None:
         absent |= stored == spec.void
-    # products with 1 would not change the values, but take their time
-    if spec.factor != 1:
-        values *= np.float32(spec.factor)
-    if spec.offset != 0:
-        values += np.float32(spec.offset)
+    values *= np.float32(spec.factor)
+    values += np.float32(spec.offset)
     values[absent] = np.nan
     return MapValues(values, spec)
 
@@ -95,33 +89,25 @@ def scale_and_crop(
         values = values.take(rows, axis=-2).take(columns, axis=-1)
     else:
         for axis, (start, length) in enumerate(((window[0], window[2]), (window[1], window[3]))):
-            values = _interpolated(values, axis + 1, size[axis], start, length)
+            # linear interpolation between the centres of pixels
+            have = values.shape[axis + 1]
+            where = np.clip((np.arange(start, start + length) + 0.5) * (have / size[axis]) - 0.5, 0, have - 1)
+            first = where.astype(np.intp)
+            weight = (where - first).astype(np.float32)
+            weight = weight[:, None] if axis == 0 else weight
+            low, high = values.take(first, axis + 1), values.take(np.minimum(first + 1, have - 1), axis + 1)
+            # a neighbour without weight may be NaN
+            values = np.where(weight == 0, low, low + (high - low) * weight)
     return MapValues(values if factor == 1 else values * np.float32(factor), spec)
 
 
 def nearest_pixels(
     old: tuple[int, ...], size: tuple[int, int], window: tuple[int, int, int, int], flip: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of an image, of size `old`, that make a crop of the scaled image.
-
-    See :func:`scale_and_crop` for the other arguments; the flip itself is not applied.
-    """
+    """Return rows and columns of an image of size `old` that make the crop; the flip itself is not applied."""
     y, x, h, w = window
     rows, columns = (nearest_index(have, wanted) for have, wanted in zip(old, size))
     if flip:
         # the original mirrors before it scales, which decides the rounding of centres between two pixels
         columns = old[-1] - 1 - columns[::-1]
     return rows[y : y + h], columns[x : x + w]
-
-
-def _interpolated(values: np.ndarray, axis: int, wanted: int, start: int, length: int) -> np.ndarray:
-    """Resize an axis to `wanted` pixels by linear interpolation between the centres of pixels; return a part of it."""
-    have = values.shape[axis]
-    where = np.clip((np.arange(start, start + length) + 0.5) * (have / wanted) - 0.5, 0, have - 1)
-    first = where.astype(np.intp)
-    weight = (where - first).astype(np.float32)
-    weight = weight[:, None] if axis == 1 else weight
-    low, high = values.take(first, axis), values.take(np.minimum(first + 1, have - 1), axis)
-    # a neighbour without weight may be NaN
-    found: np.ndarray = np.where(weight == 0, low, low + (high - low) * weight)
-    return found

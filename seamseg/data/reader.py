@@ -115,16 +115,6 @@ def open_reader(config: Config, root: str | Path, split: str) -> Reader:
     return reader
 
 
-def check_masks(masks: np.ndarray, info: ImageInfo, name: str) -> np.ndarray:
-    """Return masks as int32; InputError unless they are integers `L x H x W` of an image, with a class for each id."""
-    if masks.ndim != 3 or masks.shape[1:] != info.size or masks.dtype.kind not in "iu" or len(masks) == 0:
-        raise InputError(f"{name}: the masks are {masks.dtype} of {masks.shape}, expected integers L x {info.size}")
-    lowest, highest = int(masks.min()), int(masks.max())
-    if lowest < 0 or highest >= len(info.cat):
-        raise InputError(f"{name}: the masks have ids {lowest} to {highest}, classes are listed for {len(info.cat)}")
-    return masks.astype(np.int32, copy=False)
-
-
 @register("reader", "folder")
 class FolderReader(Reader):
     """A split of a dataset folder, by its list `lst/SPLIT.txt`."""

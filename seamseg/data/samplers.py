@@ -6,8 +6,7 @@ Batches hold images of similar aspect ratio, so that little of the padded tensor
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from random import Random
 from typing import NamedTuple
 
@@ -28,10 +27,7 @@ class EpochSegment(NamedTuple):
 
 
 class SampleIndex(NamedTuple):
-    """An index into the data set that carries the epoch, on which augmentation depends: workers persist over epochs.
-
-    `slot` is the index that the sampler drew; class-uniform sampling may have replaced it by another `image`.
-    """
+    """An epoch, an image, and the `slot` that the sampler drew, which class-uniform sampling may have replaced."""
 
     epoch: int
     image: int
@@ -42,17 +38,16 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
     """Batches of images of similar aspect ratio for one process, shuffled within each orientation, in shuffled order.
 
     Landscape images make batches of their own, as do portrait (and square) ones; the remainders of both are mixed.
-    Within a batch the aspect ratio decreases. The order is a function of `seed` and the epoch alone, so a resumed run
-    continues as the uninterrupted one. It equals the order of the original for a run that starts at epoch 0: the
-    original shuffles its lists in place each epoch, hence epoch e is the product of the permutations of epochs 0 to e.
+    Within a batch the aspect ratio decreases. The order is a function of `seed` and the epoch alone. It equals that of
+    the original for a run that starts at epoch 0: the original shuffles its lists in place each epoch, hence epoch e is
+    the product of the permutations of epochs 0 to e.
 
-    Every rank gets the same number of batches; where the number of ranks does not divide the total, the first batches
-    of the order are used a second time. `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not
-    full; InputError if none is full.
+    Every rank gets the same number of batches; the first ones are used a second time where it does not divide the
+    total. `img_sizes` are `(height, width)`. `drop_last` drops a last batch that is not full; InputError if none is.
 
-    An epoch may be interrupted and continued with another number of processes or another batch size, several times:
-    :meth:`continue_from` takes what was done, and the next pass yields exactly the remaining images. No image is read
-    to get there. The attribute `replace` maps `(epoch, index)` to the image to load, see :class:`ClassUniformSampling`.
+    An epoch may be continued with another number of processes or batch size, several times: :meth:`continue_from` takes
+    what was done, and the next pass yields exactly the remaining images. The attribute `replace` maps `(epoch, index)`
+    to the image to load, see :class:`ClassUniformSampling`.
     """
 
     def __init__(
@@ -77,6 +72,11 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
         self.seed = seed
         self.replace: Callable[[int, int], int] = lambda epoch, index: index
         self.set_epoch(epoch)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What determines the order of the images besides the epoch: a position holds in an epoch of the same only."""
+        return len(self.img_sizes), self.seed
 
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch whose shuffling applies, starting at its beginning; call it before iterating."""
@@ -109,7 +109,7 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
             yield [SampleIndex(self.epoch, self.replace(self.epoch, slot), slot) for slot in batch]
 
     def _left(self) -> list[list[int]]:
-        taken: Counter[int] = Counter()
+        taken: set[int] = set()
         for segment in self.segments[:-1]:
             batches, per_rank = self._ordered(segment, taken)
             starts = range(0, segment.world * per_rank, per_rank or 1)
@@ -120,7 +120,7 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
         batches, per_rank = self._ordered(last, taken)
         return [batches[k % len(batches)] for k in range(self.rank * per_rank + last.done, (self.rank + 1) * per_rank)]
 
-    def _ordered(self, segment: EpochSegment, taken: Counter[int]) -> tuple[list[list[int]], int]:
+    def _ordered(self, segment: EpochSegment, taken: set[int]) -> tuple[list[list[int]], int]:
         """Return the batches of a segment in rank order, without `taken` images, and the number of batches per rank."""
         batches = self.batches(segment.batch_size, taken)
         order = torch.randperm(len(batches), generator=self._generator(self.epoch)).tolist()
@@ -129,7 +129,8 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed + epoch)
 
-    def _shuffled(self) -> tuple[list[int], list[int]]:
+    def batches(self, size: int, taken: Set[int] = frozenset()) -> list[list[int]]:
+        """Return batches of the images that are not `taken`, not shuffled: landscape, portrait, remainders of both."""
         sizes = torch.tensor(self.img_sizes)
         wide = sizes[:, 0] < sizes[:, 1]
         landscape, portrait = wide.nonzero()[:, 0], (~wide).nonzero()[:, 0]
@@ -137,14 +138,7 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
             generator = self._generator(epoch)
             landscape = landscape[torch.randperm(len(landscape), generator=generator)]
             portrait = portrait[torch.randperm(len(portrait), generator=generator)]
-        return landscape.tolist(), portrait.tolist()
-
-    def batches(self, size: int, taken: Counter[int]) -> list[list[int]]:
-        """Return batches of `size` of the epoch's images for all ranks, not shuffled, without those that are `taken`.
-
-        Landscape images come first, then portrait ones, then the remainders of both.
-        """
-        groups = [_without(group, Counter(taken)) for group in self._shuffled()]
+        groups = [[image for image in group.tolist() if image not in taken] for group in (landscape, portrait)]
         batches, left = [], []
         for group in groups:
             full = len(group) - len(group) % size
@@ -154,31 +148,10 @@ class DistributedARBatchSampler(Sampler[list[SampleIndex]]):
         if self.drop_last:
             # only the last one can be short
             batches = batches[: sum(map(len, groups)) // size]
-
-        def decreasing_aspect(index: int) -> float:
-            height, width = self.img_sizes[index]
-            return -width / height
-
-        return [sorted(batch, key=decreasing_aspect) for batch in batches]
-
-
-def _without(images: list[int], taken: Counter[int]) -> list[int]:
-    """Drop each image as often as `taken` counts it; consumes the counts."""
-    left = []
-    for image in images:
-        if taken[image]:
-            taken[image] -= 1
-        else:
-            left.append(image)
-    return left
-
-
-def shard(length: int, num_replicas: int, rank: int) -> range:
-    """Return the images of one process in evaluation, of `length`: each belongs to exactly one rank, none is repeated.
-
-    Ranks may differ by one image, so nothing inside the loop may be a collective call.
-    """
-    return range(rank, length, num_replicas)
+        # by decreasing aspect ratio
+        return [
+            sorted(batch, key=lambda image: -self.img_sizes[image][1] / self.img_sizes[image][0]) for batch in batches
+        ]
 
 
 class ClassUniformSampling:
@@ -192,7 +165,7 @@ class ClassUniformSampling:
     def __init__(self, images: Sequence[ImageInfo], fraction: float, seed: int = 0) -> None:
         self.fraction = fraction
         self.seed = seed
-        self._wide = [is_wide(image) for image in images]
+        self._wide = [image.size[0] < image.size[1] for image in images]
         containing: dict[bool, dict[int, list[int]]] = {True: {}, False: {}}
         for index, image in enumerate(images):
             for category in sorted(set(image.cat) - {VOID}):
@@ -207,8 +180,3 @@ class ClassUniformSampling:
             return index
         _, images = rng.choice(classes)
         return rng.choice(images)
-
-
-def is_wide(image: ImageInfo) -> bool:
-    """Return whether an image is landscape; such images form batches of their own."""
-    return image.size[0] < image.size[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ import torch
 from seamseg.checkpoints.bundle import ModelFile, kind_of, load_network
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
-from seamseg.data.transforms import Normalise
 from seamseg.fusion import copy_to_host, download
 from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, cuda_graph_cache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
@@ -24,7 +22,7 @@ from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Predicti
 from seamseg.models.custom import predicted_maps
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.network import Network, PaddedPredictions
-from seamseg.structures import Features, PackedSequence
+from seamseg.structures import Features, Normalise, PackedSequence
 from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError, lacks_memory
 from seamseg.utils.output import echo, warn
@@ -57,7 +55,7 @@ class TorchNetwork(InferenceNetwork):
         averaged: bool = False,
     ) -> None:
         self.net: Any = net.to(device).eval()
-        self.normalise = copy.copy(normalise).to(device)
+        self.normalise = normalise
         self.kind = net.kind
         self.precision = str(net.dtype).removeprefix("torch.")
         self.device = device
@@ -187,7 +185,7 @@ def run_by_torch(
     net: Network, normalise: Normalise, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> InferenceNetwork:
     """Return a network as it is, without views, for a predictor; `dtype` is for networks that run themselves."""
-    own = net.inference(copy.copy(normalise), device, dtype)
+    own = net.inference(normalise, device, dtype)
     return TorchNetwork(net, normalise, device) if own is None else cast(InferenceNetwork, own)
 
 
@@ -213,7 +211,7 @@ class TrainedModel:
             raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
         net, report = load_network(opened)
         loading = opened.config.dataloader
-        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std, device)
         self._state_components()
         if self.config.general.network != SEAMLESS:
             network = run_by_torch(net, normalise, device, choose_precision(options.precision, device))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -388,7 +387,7 @@ class WholeNetwork(Network):
         """See :class:`CustomNetwork`; moves the network to the device, in evaluation mode."""
         self.to(device).eval()
         with self.errors():
-            return self.network.inference(copy(normalise), device, dtype)
+            return self.network.inference(normalise, device, dtype)
 
     def errors(self) -> Any:
         """Name the network in errors of its code inside a `with` block."""

@@ -171,20 +171,14 @@ class Callbacks:
             self.run.epoch = epoch
         self._call_all(lambda callback: getattr(callback, method)(self.run, *values))
 
-    def end(self, status: str) -> None:
-        """End the training."""
-        self._call_all(lambda callback: callback.end(self.run, status))
-
     def states(self) -> dict[str, Any]:
         """Return the states of all callbacks that have one."""
-
-        def state_of(callback: Callback) -> dict[str, Any]:
-            state = callback.state_dict()
-            check_storable(state, "state_dict()")
-            return state
-
-        states = {name: self._call(name, partial(state_of, callback)) for name, callback in list(self.active.items())}
-        return {name: state for name, state in states.items() if state}
+        states = {}
+        for name, callback in list(self.active.items()):
+            if state := self._call(name, callback.state_dict):
+                self._call(name, partial(check_storable, state, "state_dict()"))
+                states[name] = state
+        return {name: state for name, state in states.items() if name in self.active}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:
         for name, callback in list(self.active.items()):

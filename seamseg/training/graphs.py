@@ -1,18 +1,16 @@
 """CUDA graphs in training: all up to the losses, forward and backward, in two launches for each size of a batch.
 
 Where the contents of an image decide on operations, as without `[roi] fixed_samples`, only the dense part of a network
-is recorded: proposals, ROI head and losses run in turn. The update is never recorded: it is some thirty operators that
-take the learning rate as a number, and gradients that were added up over batches and processes.
+is recorded. The update is never recorded: it takes the learning rate as a number, and gradients of several batches.
 
-`torch.cuda.make_graphed_callables` does the like, but each of its calls captures on a stream of its own, so that sizes
-share no memory, autocast converts the weights anew for each use, the gradients are overwritten by the next batch of a
-step, and DistributedDataParallel must come later than the first batch.
+Unlike `torch.cuda.make_graphed_callables`, sizes share memory, weights are converted once, gradients of the batches of
+a step add up, and DistributedDataParallel may come first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -35,10 +33,7 @@ _WITHOUT = "[general] cuda_graphs: {} without CUDA graphs: {}"
 
 
 class CudaRecorder:
-    """Records functions without arguments, which must not wait for the device, as CUDA graphs that share their memory.
-
-    One is replayed after the other. `latest` is what was computed last in the memory that all share.
-    """
+    """Records functions that do not wait for the device as CUDA graphs; `latest` is the last in their shared memory."""
 
     def __init__(self, device: torch.device) -> None:
         # memory is shared on one stream only
@@ -70,8 +65,6 @@ class CudaRecorder:
 
 
 class _Dense(nn.Module):
-    """The dense part of a network as a module, for :func:`torch.func.functional_call`."""
-
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = net
@@ -95,19 +88,11 @@ class _Step(nn.Module):
         return tuple(means), *stacked, lambda: constants
 
 
-class _Recorded(NamedTuple):
-    """Tensors at fixed places, and what computes them."""
-
-    tensors: list[Tensor]
-    replay: Callable[[], None]
-
-
 class GraphPair:
     """A module in training, recorded for inputs like `x`, a tree of tensors: a forward and a backward pass.
 
-    A call copies the input to its fixed place and returns outputs at fixed places: they hold until the next call of any
-    pair of the same recorder, as do the tensors for the backward pass. The gradients of the parameters are results of
-    the backward pass, in memory of the caller: autograd adds them up, and hooks of the parameters see them.
+    Outputs, at fixed places, hold until the next call of any pair of the same recorder, as do the tensors for the
+    backward pass. Gradients of the parameters are copies: autograd adds them up, and hooks of the parameters see them.
     """
 
     def __init__(self, module: nn.Module, x: Any, recorder: CudaRecorder) -> None:
@@ -123,11 +108,11 @@ class GraphPair:
         for _ in range(WARM_UP):
             recorder.warm_up(self._warm_up)
         self.parameters = [trained[name] for name in self._aliases]
-        self._outputs = _Recorded(*recorder.record(self._forward))
+        self._outputs, self._run_forward = recorder.record(self._forward)
         # what is no tensor depends on the size only
         self._template = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         self.differentiable = [y.requires_grad for y in _tensors(self._leaves)]
-        self._gradients = _Recorded(*recorder.record(self._backward))
+        self._gradients, self._run_backward = recorder.record(self._backward)
         self._recorder = recorder
 
     def _warm_up(self) -> None:
@@ -165,9 +150,9 @@ class GraphPair:
         """Return a token for :meth:`backward` and the outputs."""
         for place, tensor in zip(_tensors(self._input), _tensors(x), strict=True):
             place.copy_(tensor, non_blocking=True)
-        self._outputs.replay()
+        self._run_forward()
         self._recorder.latest = token = object()
-        return token, self._outputs.tensors
+        return token, self._outputs
 
     def backward(self, token: object, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients of the parameters for those of the outputs; RuntimeError after another forward pass."""
@@ -175,9 +160,9 @@ class GraphPair:
             raise RuntimeError("cuda_graphs: the backward pass of a batch must come before the next forward pass, once")
         self._recorder.latest = None
         torch._foreach_copy_(self._dy, list(gradients))
-        self._gradients.replay()
+        self._run_backward()
         # a copy in one call, as the next batch overwrites them
-        return list(torch._foreach_mul(self._gradients.tensors, 1.0))
+        return list(torch._foreach_mul(self._gradients, 1.0))
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -203,8 +188,7 @@ class _Replay(torch.autograd.Function):
 class TrainingGraphs(CudaGraphCache):
     """Runs the dense part of a network in training: the second batch of a size is recorded, and replayed from then on.
 
-    Results, gradients and running statistics equal those of the layers in turn, bit by bit on the CPU where no custom
-    head reads the pyramid. Layers that cannot be recorded run in turn, after one call of `warn`.
+    Layers that cannot be recorded run in turn, after one call of `warn`.
     """
 
     runs = "the network runs"
@@ -216,10 +200,12 @@ class TrainingGraphs(CudaGraphCache):
         warn: Callable[[str], None],
         max_graphs: int = MAX_SIZES,
         module: nn.Module | None = None,
+        parts: Sequence[str] | None = None,
     ) -> None:
         recorded = _Dense(net) if module is None else module
         super().__init__(recorded, lambda _, x: GraphPair(recorded, x, recorder), max_graphs)
         self.net = net
+        self._parts = net.dense_parts if parts is None else parts
         self.warn = warn
         self.problem: str | None = None
         self._layers, self._parameters = list(net.modules()), list(net.parameters())
@@ -237,12 +223,8 @@ class TrainingGraphs(CudaGraphCache):
         autocast = torch.is_autocast_enabled(self._parameters[0].device.type)
         return super().key(_tensors(x)), autocast, modes, trained
 
-    def find_problem(self) -> str | None:
-        """Return why the module cannot be recorded, None if nothing is known."""
-        return capture_problem(self.net, self.net.dense_parts)
-
     def _record(self, key: Any, x: Any) -> Callable[[Any], Any] | None:
-        self.problem = self.find_problem()
+        self.problem = capture_problem(self.net, self._parts)
         if self.problem is None:
             buffers, device = list(self.net.buffers()), self._parameters[0].device
             saved = [buffer.clone() for buffer in buffers]
@@ -265,18 +247,15 @@ class TrainingGraphs(CudaGraphCache):
 
 
 class StepGraphs(TrainingGraphs):
-    """Computes the losses of a batch as :class:`TrainingGraphs` do the dense part of a network, which is then recorded.
-
-    Only for networks without a :meth:`seamseg.models.network.Network.step_problem`. If the step cannot be recorded its
-    dense part is.
-    """
+    """Computes the losses of a batch of a network without a `step_problem`; records the dense part if it cannot."""
 
     runs = "proposals, ROI head and losses run"
 
     def __init__(
         self, net: Network, recorder: CudaRecorder, warn: Callable[[str], None], max_graphs: int = MAX_SIZES
     ) -> None:
-        super().__init__(net, recorder, warn, max_graphs, _Step(net))
+        parts = ["", *(name for name, _ in net.named_children())]
+        super().__init__(net, recorder, warn, max_graphs, _Step(net), parts)
         self._dense = TrainingGraphs(net, recorder, warn, max_graphs)
 
     def __call__(self, batch: Batch) -> Losses:
@@ -285,10 +264,6 @@ class StepGraphs(TrainingGraphs):
         # copies, as the next batch of a step overwrites them
         means, counts = means.clone().unbind(), counts.clone().unbind()
         return Losses(dict(zip(names, means)), dict(zip(names, counts)))
-
-    def find_problem(self) -> str | None:
-        """See the base class."""
-        return capture_problem(self.net, ["", *(name for name, _ in self.net.named_children())])
 
     def _record(self, key: Any, x: Any) -> Callable[[Any], Any] | None:
         if (graph := super()._record(key, x)) is None:

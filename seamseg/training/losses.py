@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -43,11 +43,7 @@ class Averages:
 
 
 class LossMeans(NamedTuple):
-    """Averages over the steps since the last report, and the number of skipped updates.
-
-    `losses` by name: `loss` is the weighted sum, further ones are only reported. `gradients` has `grad_norm`, if a step
-    had a finite one.
-    """
+    """Averages since the last report, by name, `grad_norm` if one was finite, and the number of skipped updates."""
 
     losses: dict[str, float]
     gradients: dict[str, float]
@@ -55,10 +51,7 @@ class LossMeans(NamedTuple):
 
 
 class InvalidStep(NamedTuple):
-    """A step with an invalid loss or gradient, and the images of its batch.
-
-    `of_loss`: a loss of this process is invalid, rather than the gradient, which all processes share.
-    """
+    """A step with an invalid loss of this process, or gradient, which all processes share, and its images."""
 
     step: int
     ids: list[str]
@@ -74,17 +67,14 @@ class LossCheck:
     """Averages the losses of the steps, and stops the training in all processes when one of them is invalid.
 
     Losses stay on the device until :attr:`full`, so that the host waits for it every few steps only; on the CPU reading
-    is free. All processes must add the same steps. `recent`, `gradients` and `skipped` are since :meth:`pop_means`; a
-    gradient that is not finite does not count.
+    is free. All processes must add the same steps. `recent`, `gradients` and `skipped` are since :meth:`pop_means`.
     """
 
     def __init__(self, options: TrainerOptions, world: World) -> None:
         self.world = world
         self.interval = 1 if world.device.type == "cpu" else options.log_interval
-        self.recent, self.epoch, self.gradients = Averages(), Averages(), Averages()
-        self.skipped = 0
+        self.begin_epoch()
         self._options = options
-        self._advice = options.smaller_rate
         self._in_a_row = 0
         self._names: list[str] = []
         self._unread: list[tuple[int, list[str], Tensor]] = []
@@ -108,15 +98,28 @@ class LossCheck:
     def check(self) -> None:
         """Read the losses of all steps so far; Diverged if a loss or gradient of any process is invalid; collective."""
         found = self.read()
-        if max_over_processes(self.world, {"found": float(found is not None)})["found"]:
-            self._stop(gather_objects(self.world, found))
+        if not max_over_processes(self.world, {"found": float(found is not None)})["found"]:
+            return
+        of_all = gather_objects(self.world, found)
+        invalid = {rank: one for rank, one in enumerate(of_all) if one is not None}
+        step = min(one.step for one in invalid.values())
+        first = {rank: one for rank, one in invalid.items() if one.step == step}
+        # an invalid loss of a process also invalidates the gradient of the others
+        first = {rank: one for rank, one in first.items() if one.of_loss} or first
+        problems = "; ".join(
+            f"{one.problem} ({f'process {rank}, ' if len(of_all) > 1 else ''}images {', '.join(one.ids)})"
+            for rank, one in first.items()
+        )
+        advice = self._options.smaller_rate
+        raise Diverged(f"training stopped at step {step}: {problems}; {advice}, or check these images")
 
     def check_weights(self, net: nn.Module, step: int) -> None:
         """Raise Diverged if a weight or running statistic of any process is not finite; a collective call."""
         tensors = [x.detach() for x in (*net.parameters(), *running_statistics(net))]
         finite = torch.stack([torch.isfinite(x).all() for x in tensors]).all()
         if max_over_processes(self.world, {"found": float(not finite)})["found"]:
-            raise Diverged(f"training stopped after step {step}: its weights are not finite; {self._advice}")
+            advice = self._options.smaller_rate
+            raise Diverged(f"training stopped after step {step}: its weights are not finite; {advice}")
 
     def read(self) -> InvalidStep | None:
         """Update the averages with the stored steps before the first invalid one, and return that one, if any."""
@@ -124,35 +127,29 @@ class LossCheck:
             return None
         unread, self._unread = self._unread, []
         rows = torch.stack([values for _, _, values in unread]).double().cpu().tolist()
+        limit = self._options.loss_limit
         for (step, ids, _), (*numbers, norm, skipped) in zip(unread, rows):
             values = dict(zip(self._names, numbers))
-            if (problem := self._loss_problem(values)) or (gradient := self._gradient_problem(norm)):
-                return InvalidStep(step, ids, problem or gradient, bool(problem))
+            problem = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
+            if not problem and 0 < limit < values["loss"]:
+                problem = f"loss = {values['loss']:g} is above {self._options.key('general.loss_limit')} = {limit:g}"
+            if problem:
+                return InvalidStep(step, ids, problem, True)
+            self._in_a_row = 0 if math.isfinite(norm) else self._in_a_row + 1
+            if self._in_a_row and self._options.precision != "fp16":
+                return InvalidStep(step, ids, f"gradient norm = {norm}", False)
+            # the steps before are skipped
+            if self._in_a_row >= MAX_OVERFLOWS:
+                problem = (
+                    f"gradient norm = {norm} for {MAX_OVERFLOWS} steps in a row: fp16 overflows at every loss scale"
+                )
+                return InvalidStep(step, ids, problem, False)
             self.recent.update(values)
             self.epoch.update(values)
-            if math.isfinite(norm):
+            if not self._in_a_row:
                 self.gradients.update({"grad_norm": norm})
             self.skipped += bool(skipped)
         return None
-
-    def _loss_problem(self, values: dict[str, float]) -> str:
-        problem = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
-        limit = self._options.loss_limit
-        if not problem and 0 < limit < values["loss"]:
-            return f"loss = {values['loss']:g} is above {self._options.key('general.loss_limit')} = {limit:g}"
-        return problem
-
-    def _gradient_problem(self, norm: float) -> str:
-        if math.isfinite(norm):
-            self._in_a_row = 0
-            return ""
-        self._in_a_row += 1
-        if self._options.precision != "fp16":
-            return f"gradient norm = {norm}"
-        # their steps are skipped
-        if self._in_a_row < MAX_OVERFLOWS:
-            return ""
-        return f"gradient norm = {norm} for {MAX_OVERFLOWS} steps in a row: fp16 overflows at every loss scale"
 
     def pop_means(self) -> LossMeans:
         """Return the averages of this process over the checked steps since the last call."""
@@ -175,18 +172,3 @@ class LossCheck:
             averages.state = dict(state[name])
         steps = state["skipped"]["steps"]
         self.skipped, self._in_a_row = int(steps["count"]), int(steps["in_a_row"])
-
-    def _stop(self, found: Sequence[InvalidStep | None]) -> None:
-        """Raise an error with the invalid steps of all processes, by rank, None for no problem."""
-        step = min(one.step for one in found if one is not None)
-        first = {rank: one for rank, one in enumerate(found) if one is not None and one.step == step}
-        if any(one.of_loss for one in first.values()):
-            # these also invalidate the gradient of the other processes
-            first = {rank: one for rank, one in first.items() if one.of_loss}
-        shared = len(found) > 1
-        problems = "; ".join(
-            f"{one.problem} ({f'process {rank}, ' if shared else ''}images {', '.join(one.ids)})"
-            for rank, one in first.items()
-        )
-        message = f"training stopped at step {step}: {problems}; {self._advice}, or check these images"
-        raise Diverged(message)

@@ -1,4 +1,4 @@
-"""The arguments of a training, and the options of the trainer, which are the same for every kind of network."""
+"""Arguments and result of a training, and the options of the trainer, which are the same for every kind of network."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.options import option, override_texts, several
 
 if TYPE_CHECKING:
+    from seamseg.maps.evaluation.scores import Scores
     from seamseg.training.callbacks import Callback
 
 # `seamseg train --help` shows these options: no torch
@@ -80,15 +81,6 @@ class TrainingOptions:
         return Path("runs") / Path(self.config).stem if self.log_dir is None else Path(self.log_dir)
 
 
-def _of_components(config: Config) -> dict[str, float]:
-    """Return the weights of the losses of custom heads, and of a network with losses of its own."""
-    from seamseg.models.custom import loss_weight
-
-    heads = [(component.make, keys) for kind in ("head", "network") for component, keys in config.components(kind)]
-    # an unknown key is reported when the head is built
-    return {loss: float(loss_weight(keys, weight) or 0) for head, keys in heads for loss, weight in head.losses.items()}  # type: ignore[attr-defined]
-
-
 @dataclass(frozen=True)
 class TrainerOptions:
     """Options of a trainer, named as the keys of the configuration, of which docs/config.md has the meaning.
@@ -144,7 +136,67 @@ class TrainerOptions:
     @classmethod
     def from_config(cls, config: Config) -> TrainerOptions:
         """Return the options of a configuration."""
+        from seamseg.models.custom import loss_weight
+
         # `train --eval` needs no weights, so their number is checked with the training
-        weights = dict(zip(config.parts_of_kind.losses, config.optimizer.loss_weights)) | _of_components(config)
+        weights = dict(zip(config.parts_of_kind.losses, config.optimizer.loss_weights))
+        for component, keys in (pair for kind in ("head", "network") for pair in config.components(kind)):
+            for loss, weight in component.make.losses.items():  # type: ignore[attr-defined]
+                # an unknown key is reported when the head is built
+                weights[loss] = float(loss_weight(keys, weight) or 0)
         sections = (config.general, config.optimizer, config.scheduler, config.dataloader)
         return cls.of(*sections, loss_weights=weights)
+
+
+_POSITION = ("step", "epoch", "time", "seconds")
+"""Numbers of a line of `metrics.jsonl` that are no scores."""
+
+
+@dataclass(frozen=True, repr=False)
+class TrainResult:
+    """The end of a training, the same in all of its processes.
+
+    Attributes
+    ----------
+    run_folder : folder with the snapshots, a model for :func:`seamseg.load`
+    steps, epochs : finished ones, those before a resume included
+    best : the score that has selected `model_best.pth.tar`: a fraction, or the score of a custom metric as that gives
+        it; None without one
+    stopped : reason of the callback that ended the training; empty if it is complete
+    history : the lines of `metrics.jsonl`, those before a resume included
+    validation : the scores of the last validation, also of each class; None if there was none since the resume
+    """
+
+    run_folder: Path
+    steps: int = 0
+    epochs: int = 0
+    best: float | None = None
+    stopped: str = ""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    validation: Scores | None = None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The numbers of the last validation by name: fractions such as `PQ`, and numbers of custom metrics.
+
+        Undefined ones are left out; empty without a validation.
+        """
+        if self.validation is not None:
+            return numbers(self.validation.to_json())
+        lines = [line for line in self.history if line.get("kind") == "validation"]
+        return {name: value for name, value in numbers(lines[-1]).items() if name not in _POSITION} if lines else {}
+
+    def __repr__(self) -> str:
+        end = f"stopped: {self.stopped}" if self.stopped else "done"
+        lines = [f"{self.run_folder}: {end} ({self.steps} steps, {self.epochs} epochs)"]
+        lines += [] if self.best is None else [f"best score {self.best:.4g}"]
+        if self.validation is not None:
+            lines.append(self.validation.table())
+        elif self.scores:
+            lines.append(", ".join(f"{name} {value:.4g}" for name, value in self.scores.items()))
+        return "\n".join(lines)
+
+
+def numbers(content: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of the JSON of scores by name, without texts, tables and what is undefined."""
+    return {name: float(value) for name, value in content.items() if type(value) in (int, float)}

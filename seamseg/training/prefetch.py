@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from seamseg.config.sections import Dataloader
 from seamseg.data.loader import BatchLoader
-from seamseg.data.transforms import Normalise, finish_image, flip_boxes
-from seamseg.structures import Batch, PackedSequence
+from seamseg.data.transforms import finish_image
+from seamseg.structures import Batch, Normalise, PackedSequence
 
-
-class TrainingBatch(Protocol):
-    """A training batch, as the trainer needs it, such as :class:`seamseg.structures.Batch`."""
-
-    @property
-    def ids(self) -> list[str]:
-        """Names of the images."""
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> TrainingBatch:
-        """Copy the tensors to a device."""
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors."""
+TrainingBatch = Any
+"""A batch as the trainer needs it, such as :class:`Batch`: with `ids`, `to(device, non_blocking)` and `tensors()`."""
 
 
 class DeviceBatch(NamedTuple):
@@ -39,10 +28,7 @@ class DeviceBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class DevicePrefetcher:
-    """Iterates over the batches of an epoch on the device, uploading one batch ahead.
-
-    `prepare` has the transforms that run on the device; None for none.
-    """
+    """Iterates over the batches of an epoch on the device, uploading one ahead; `prepare` runs there."""
 
     loader: BatchLoader
     device: torch.device
@@ -54,33 +40,26 @@ class DevicePrefetcher:
 
 
 def prefetched(batches: Iterable[TrainingBatch], device: torch.device) -> Iterator[DeviceBatch]:
-    """Upload batches and yield them in order.
-
-    On CUDA, each is uploaded on a separate stream while the device works on the previous one; from pinned memory this
-    overlaps completely. Elsewhere batches are moved one by one.
-    """
+    """Upload batches in order; on CUDA on another stream, while the device works on the batch before."""
     if device.type != "cuda":
         for batch in batches:
             yield DeviceBatch(batch.to(device), batch)
         return
     stream = torch.cuda.Stream(device)
     upcoming: tuple[DeviceBatch, torch.cuda.Event] | None = None
-    for batch in batches:
-        with torch.cuda.stream(stream):
-            uploaded = DeviceBatch(batch.to(device, non_blocking=True), batch), stream.record_event()
+    for batch in chain(batches, (None,)):
+        uploaded = None
+        if batch is not None:
+            with torch.cuda.stream(stream):
+                uploaded = DeviceBatch(batch.to(device, non_blocking=True), batch), stream.record_event()
         if upcoming is not None:
-            yield _awaited(*upcoming)
+            ready, event = upcoming
+            now = torch.cuda.current_stream(device)
+            now.wait_event(event)
+            for tensor in ready.batch.tensors():
+                tensor.record_stream(now)  # allocated on the upload stream, which must not reuse the memory too early
+            yield ready
         upcoming = uploaded
-    if upcoming is not None:
-        yield _awaited(*upcoming)
-
-
-def _awaited(uploaded: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
-    stream = torch.cuda.current_stream(next(uploaded.batch.tensors()).device)
-    stream.wait_event(event)
-    for tensor in uploaded.batch.tensors():
-        tensor.record_stream(stream)  # allocated on the upload stream, which must not reuse the memory too early
-    return uploaded
 
 
 def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
@@ -94,6 +73,7 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
         return batch
     device = batch.images.device
     assert device is not None
+    # cached: otherwise the host would wait for the upload of the numbers in each step
     normalise = _normalise(options.rgb_mean, options.rgb_std, device)
     images, masks, boxes = [], [], []
     with torch.no_grad():
@@ -101,15 +81,15 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
             assert image is not None and mask is not None and box is not None
             images.append(finish_image(image, deferred, normalise))
             masks.append((mask.flip(-1) if deferred.flip else mask).long())
-            boxes.append(flip_boxes(box, mask.shape[-1]) if deferred.flip else box)
+            if deferred.flip:
+                y0, x0, y1, x1 = box.unbind(1)
+                flipped = torch.stack((y0, mask.shape[-1] - x1, y1, mask.shape[-1] - x0), 1)
+                # rows of -1 are of ids without pixels
+                box = torch.where(box[:, :1] < 0, box, flipped)
+            boxes.append(box)
     return replace(
         batch, images=PackedSequence(images), masks=PackedSequence(masks), boxes=PackedSequence(boxes), deferred=None
     )
 
 
-@lru_cache(maxsize=8)
-def _normalise(
-    rgb_mean: tuple[float, ...] | None, rgb_std: tuple[float, ...] | None, device: torch.device
-) -> Normalise:
-    # cached: otherwise the host would wait for the upload of the numbers in each step
-    return Normalise(rgb_mean, rgb_std).to(device)
+_normalise = lru_cache(maxsize=8)(Normalise)

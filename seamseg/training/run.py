@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -18,7 +19,6 @@ from seamseg.config.components import NoKeys
 from seamseg.config.loader import check_training
 from seamseg.data.loader import BatchLoader, index_sampler
 from seamseg.inference.acceleration import compiler_problem
-from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.metrics_file import MetricsFile, read_metrics
 from seamseg.models.network import Network, TrainingModule
@@ -26,28 +26,25 @@ from seamseg.ops.fused import compute_dtype
 from seamseg.training.callbacks import Callback, Callbacks, Run, TensorBoard
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
-    TrainingProgress,
     TrainState,
-    data_order,
     load_rank_state,
     load_weights,
     resume,
+    seed_everything,
 )
-from seamseg.training.checkpointing.rank_state import seed_everything
-from seamseg.training.checkpointing.run_folder import AUTO, RunFolder
+from seamseg.training.checkpointing.run_folder import AUTO, LOCK_NAME, SNAPSHOTS, RunFolder
 from seamseg.training.graphs import use_cuda_graphs
-from seamseg.training.logging.logs import TextLog
-from seamseg.training.logging.reporter import Reporter
+from seamseg.training.logging.reporter import Reporter, TextLog
 from seamseg.training.optim.schedule import LRSchedule
-from seamseg.training.options import TrainerOptions, TrainingOptions
+from seamseg.training.options import TrainerOptions, TrainingOptions, TrainResult
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import DevicePrefetcher
-from seamseg.training.result import TrainResult
 from seamseg.training.setup import Setup, Validate, segmentation
 from seamseg.training.step import Stepper
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
 from seamseg.utils.errors import InputError, counted, named_errors
+from seamseg.utils.files import PARTIAL, lock_file, make_folder
 from seamseg.utils.output import quiet_logs
 from seamseg.utils.progress import is_quiet
 
@@ -94,16 +91,17 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
         state, resumed = _prepare(options, setup, module, metadata, loader, world, folder, log)
         trainer = _open_trainer(state, resumed, setup, loader, validator, folder, log, options.callbacks)
         found = trainer.train()
-        return _result(world, trainer.progress, trainer.reporter.callbacks.run, found)
+        done, stopped = trainer.progress, trainer.reporter.callbacks.run.stop_reason
+        history = read_metrics(folder.path) if world.is_main else []
+        validated = any(line.get("kind") == "validation" for line in history)
+        best = done.best_score if validated and (done.best_of or done.best_score) else None
+        stopped, history, best = gather_objects(world, (stopped, history, best))[0]
+        return TrainResult(folder.path, done.global_step, done.epoch + 1, best, stopped, history, found)
 
 
 @contextmanager
 def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, RunFolder, TextLog]]:
-    """Join the processes, lock the run folder and open the log, which gets the error that ends a `with` block.
-
-    InputError if another training uses the folder, or it holds one that would be lost; CollectiveError in the other
-    processes.
-    """
+    """Join the processes, lock the run folder and open the log, which gets the error that ends a `with` block."""
     # the compiler warns of operations in place in checkpointed parts: it updates running averages once
     quiet = quiet_logs("torch._higher_order_ops.wrap")
     with distributed(options.device) as world, ExitStack() as stack, quiet:
@@ -111,38 +109,39 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
         fresh = world.is_main and not folder.path.exists()
         with raised_by_all(world):
             if world.is_main:
-                folder.make()
-                stack.enter_context(folder.lock())
+                make_folder(folder.path)
+                stack.enter_context(
+                    lock_file(folder.path / LOCK_NAME, "wait until that training ends, or choose another folder")
+                )
                 if not options.evaluate:
                     folder.refuse_other(options.resume, options.restart)
-                folder.remove_partial()
-        with closing(_open_log(folder, world)) as log:
+                # of killed processes
+                for stale in [*folder.path.glob(f".*{PARTIAL}"), *(folder.path / SNAPSHOTS).glob(f".*{PARTIAL}")]:
+                    stale.unlink(missing_ok=True)
+        name = folder.log_name.format(rank=world.rank)
+        # a log of the main process, or one of each
+        writes = world.is_main or name != folder.log_name
+        if writes:
+            make_folder(folder.path)
+        with closing(TextLog(folder.path / name if writes else None, is_quiet(), console=world.is_main)) as log:
             try:
                 yield world, folder, log
             except KeyboardInterrupt as stop:
-                saved = bool(folder.saved()) or folder.last.exists()
-                auto = f"`resume={AUTO}`"
-                advice = f"re-run the same command (`seamseg train`: with {auto}) to resume from the newest snapshot"
-                stop.args = (advice if saved else "no snapshot saved yet",)
+                again = f"re-run the same command (`seamseg train`: with `resume={AUTO}`)"
+                advice = f"{again} to resume from the newest snapshot"
+                stop.args = (advice if folder.newest() else "no snapshot saved yet",)
                 log.failure(f"interrupted; {stop}")
                 raise
-            except Preempted:
-                # logged by the trainer
-                raise
             except Exception as error:
-                log.failure(f"{type(error).__name__}: {error}")
-                if fresh and isinstance(error, InputError):
-                    log.close()
-                    folder.discard()
+                # the trainer has logged a signal
+                if not isinstance(error, Preempted):
+                    log.failure(f"{type(error).__name__}: {error}")
+                log.close()
+                refused = fresh and isinstance(error, InputError)
+                # before the training began
+                if refused and all(e.match("training*.log") or e.name == LOCK_NAME for e in folder.path.iterdir()):
+                    shutil.rmtree(folder.path, ignore_errors=True)
                 raise
-
-
-def _open_log(folder: RunFolder, world: World) -> TextLog:
-    name = folder.log_name.format(rank=world.rank)
-    writes = world.is_main or name != folder.log_name
-    if writes:
-        folder.make()
-    return TextLog(folder.path / name if writes else None, is_quiet(), console=world.is_main)
 
 
 def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, world: World, log: TextLog) -> None:
@@ -208,11 +207,7 @@ def _prepare(
 
 
 def compile_network(net: Network, world: World, warn: Callable[[str], None], backend: str = "inductor") -> bool:
-    """Compile body, pyramid and semantic head of a network in place; return whether it is compiled.
-
-    The compiler runs at the first step, and again at the first validation. If it does not work in a process, none
-    compiles, and `warn` is called.
-    """
+    """Compile the dense parts of a network in place, if that works in every process; return whether it is."""
     reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
     if reasons:
         warn(
@@ -237,7 +232,7 @@ def _open_trainer(
     log: TextLog,
     callbacks: Sequence[Callback],
 ) -> Trainer:
-    world, settings = state.world, state.options
+    world, settings = state.stepper.world, state.stepper.options
     if world.is_main:
         setup.write_model(folder, state.metadata)
         if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
@@ -249,9 +244,18 @@ def _open_trainer(
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
         run.step, run.epoch, run.resumed = done.global_step, done.epoch + 1, True
-    following = Callbacks(run, log.warning, _named(setup, callbacks) if world.is_main else {})
+    named: dict[str, Callback] = {}
+    if world.is_main:
+        named = {"tensorboard": TensorBoard(), **setup.callbacks()}
+        for callback in callbacks:
+            name = type(callback).__name__
+            while name in named:
+                name += "+"
+            named[name] = callback
+        named = {name: callback for name, callback in named.items() if callback.enabled}
+    following = Callbacks(run, log.warning, named)
     images = setup.sample_images(state.metadata)
-    reporter = Reporter(settings, images, world, log, following, metrics, validator is not None)
+    reporter = Reporter(settings, images, world, log, following, metrics)
     batches = DevicePrefetcher(loader, world.device, setup.prepare)
     if done is not None and done.epoch + 1 >= settings.epochs:
         epochs = settings.key("scheduler.epochs")
@@ -259,36 +263,15 @@ def _open_trainer(
     return Trainer(state, batches, validator, folder, reporter, resumed)
 
 
-def _result(world: World, done: TrainingProgress, run: Run, scores: Scores | None) -> TrainResult:
-    history = read_metrics(run.folder) if world.is_main else []
-    validated = any(line.get("kind") == "validation" for line in history)
-    best = done.best_score if validated and (done.best_of or done.best_score) else None
-    stopped, history, best = gather_objects(world, (run.stop_reason, history, best))[0]
-    return TrainResult(run.folder, done.global_step, done.epoch + 1, best, stopped, history, scores)
-
-
-def _named(setup: Setup, callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Return TensorBoard, the callbacks of the configuration, and further ones, by unique names."""
-    named: dict[str, Callback] = {"tensorboard": TensorBoard(), **setup.callbacks()}
-    for callback in callbacks:
-        name = type(callback).__name__
-        while name in named:
-            name += "+"
-        named[name] = callback
-    return {name: callback for name, callback in named.items() if callback.enabled}
-
-
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
     """Replace `resume=auto`, or a run folder, by the snapshot that the main process finds, or by None; collective."""
+    if options.resume is None or (options.resume != AUTO and not Path(options.resume).is_dir()):
+        return options
     if options.resume != AUTO:
-        if options.resume is None or not Path(options.resume).is_dir():
-            return options
         folder = replace(folder, path=Path(options.resume))
     newest = gather_objects(world, folder.newest() if world.is_main else None)[0]
-    if options.resume != AUTO:
-        if newest is None:
-            raise InputError(f"`resume={options.resume}`: no run folder: it holds no snapshot")
-        return replace(options, resume=newest)
+    if newest is None and options.resume != AUTO:
+        raise InputError(f"`resume={options.resume}`: no run folder: it holds no snapshot")
     if newest is not None:
         # the weights that the run originally started from are not needed
         return replace(options, resume=newest, pretrain=())
@@ -301,13 +284,9 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
 def _continued(
     resumed: ResumePoint, schedule: LRSchedule, loader: BatchLoader, options: TrainerOptions, log: TextLog
 ) -> ResumePoint:
-    """Fit the schedule to the steps done and the steps left; drop a position in an epoch whose images have changed.
-
-    The number of steps left changes with the number of processes, the batch size, `accumulate`, the seed and the
-    training images.
-    """
+    """Fit the schedule to the steps done and left; drop a position in an epoch whose images have changed."""
     position, sampler = resumed.position, index_sampler(loader)
-    if position is not None and position.order != data_order(sampler, options.seed):
+    if position is not None and position.order != sampler.order:
         if position.epoch < options.epochs:
             log.warning(
                 f"restarting epoch {position.epoch + 1}: the training images or {options.key('general.seed')} differ "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,12 +17,11 @@ from seamseg.config import KINDS, Config, config_from_string, config_to_string
 from seamseg.config.components import Record
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import BatchLoader, LoaderOptions, index_sampler, train_loader
+from seamseg.data.loader import BatchLoader, index_sampler, train_loader
 from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
-from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler
 from seamseg.data.transforms import TrainTransform
-from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.folder import void_warning
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.backbones.base import Backbone
@@ -31,46 +30,36 @@ from seamseg.models.network import Network
 from seamseg.training.callbacks import Callback
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.logging.images import SampleRenderer
-from seamseg.training.logging.logs import TextLog
+from seamseg.training.logging.reporter import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import LRSchedule, step_note
 from seamseg.training.options import TrainerOptions, TrainingOptions
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, instance_of
-from seamseg.validation.items import Observer
 from seamseg.validation.validator import Validator
 
-
-class Validate(Protocol):
-    """Scores a network on a split, and preserves its training or evaluation mode."""
-
-    @property
-    def metadata(self) -> Metadata:
-        """Classes of the data set."""
-
-    def __call__(self, net: nn.Module, observer: Observer | None = None, desc: str = "validate") -> Scores:
-        """Score a network on the device of this process; a collective call."""
+Validate = Any
+"""Scores a network on a split: a function like :class:`Validator`, with the `metadata` of the data set; collective."""
 
 
 @dataclass(frozen=True)
 class Setup:
     """The parts of a training that depend on the kind of network: values, and functions that open and build the others.
 
-    `config` is the configuration as text, `components` are the custom ones that it names, and `changes` returns the
-    keys whose values differ from the configuration in a snapshot. `run_folder` knows the names and layout of the
-    snapshots, and `write_model` writes what else makes a run folder usable as a model.
+    `config` is the configuration as text, `components` are the custom ones that it names; `changes` returns the keys
+    that differ from the configuration in a snapshot. `run_folder` knows names and layout of the snapshots;
+    `write_model` writes what else makes a run folder usable as a model.
 
-    `open_loader` and `open_validator` open the training batches, by :func:`seamseg.data.loader.train_loader`, and the
-    validation of this process, None if no split is configured; InputError if the data set is missing or does not fit.
-    `log_notes` logs what the configuration ignores or does not fit the data; the loader is None for a scoring.
+    `open_loader` opens the training batches, by :func:`seamseg.data.loader.train_loader`, `open_validator` the
+    validation, None if no split is configured. `log_notes` logs what the configuration ignores or does not fit the
+    data; the loader is None for a scoring.
 
     `build` builds the training module for the classes of a data set, with random weights, in training mode. It maps a
     batch, to which `prepare` has applied the transforms that run on the device, to
-    :class:`seamseg.models.network.Losses` with the names of `options.loss_weights`. Its `net` is the network, whose
-    parts have the names of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`. `load_weights` loads the weights that
-    a new training starts from, or a scoring uses. `build_schedule` takes the base rates of the optimizer's groups and
-    the steps of an epoch.
+    :class:`seamseg.models.network.Losses` with the names of `options.loss_weights`; its `net` is the network.
+    `load_weights` loads what a new training starts from, or a scoring uses. `build_schedule` takes the base rates of
+    the optimizer's groups and the steps of an epoch.
     """
 
     options: TrainerOptions
@@ -93,36 +82,36 @@ class Setup:
 
 def segmentation(config: Config, source: str | Path = "config") -> Setup:
     """Return the training of a configuration; `source` is its name in errors."""
+    curve, keys = config.component("scheduler")
+    split = config.dataloader.val_set
+
+    def changes(text: str) -> list[str]:
+        try:
+            return differences(config_from_string(text, config.kind), config)
+        except InputError:
+            # another release wrote the configuration
+            return []
+
     return Setup(
         options=TrainerOptions.from_config(config),
         config=config_to_string(config),
         components=config.records(),
-        changes=partial(_changes, config),
+        changes=changes,
         open_loader=lambda data, world: open_loader(config, data, source, world),
-        open_validator=partial(_open_validator, config),
+        open_validator=lambda data, world: Validator.open(data, split, config, world) if split else None,
         log_notes=partial(_log_notes, config),
         prepare=partial(prepare_batch, options=config.dataloader),
         build=lambda metadata: build_training_module(config, metadata.num_stuff, metadata.num_thing),
         load_weights=partial(load_initial_weights, config),
         build_optimizer=partial(build_optimizer, config=config),
-        build_schedule=partial(_build_schedule, config),
+        build_schedule=partial(LRSchedule, curve.make, keys, config.scheduler),
         write_model=lambda folder, metadata: folder.describe(config, metadata),
         sample_images=partial(SampleRenderer, config=config),
-        callbacks=partial(_callbacks, config),
+        callbacks=lambda: {
+            component.name: instance_of(Callback, component.build(keys), f"{component.section} ({component.file})")
+            for component, keys in config.components("callback")
+        },
     )
-
-
-def _changes(config: Config, text: str) -> list[str]:
-    """Return the changed keys; none if another release wrote the configuration."""
-    try:
-        return differences(config_from_string(text, config.kind), config)
-    except InputError:
-        return []
-
-
-def _open_validator(config: Config, data: str | Path, world: World) -> Validator | None:
-    split = config.dataloader.val_set
-    return Validator.open(data, split, config, world) if split else None
 
 
 def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: TextLog) -> None:
@@ -139,18 +128,6 @@ def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: Te
         assert isinstance(dataset, PanopticDataset)
         if (problem := void_warning(dataset.void_share())) is not None:
             log.warning(problem)
-
-
-def _build_schedule(config: Config, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
-    curve, keys = config.component("scheduler")
-    return LRSchedule(curve.make, keys, config.scheduler, base_lrs, epoch_length)
-
-
-def _callbacks(config: Config) -> dict[str, Callback]:
-    return {
-        component.name: instance_of(Callback, component.build(keys), f"{component.section} ({component.file})")
-        for component, keys in config.components("callback")
-    }
 
 
 def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
@@ -179,7 +156,9 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
-    return train_loader(dataset, sampler, LoaderOptions.of(loading, seed, world, loading.class_uniform))
+    if loading.class_uniform:
+        sampler.replace = ClassUniformSampling(dataset.images, loading.class_uniform, seed)
+    return train_loader(dataset, sampler, loading, world)
 
 
 def load_initial_weights(
@@ -189,10 +168,14 @@ def load_initial_weights(
 
     InputError if a file does not fit, or weights are missing that must not be random.
     """
-    # others may leave the rest random
-    complete = options.evaluate
-    # torch counts the writes to a tensor
-    frozen = [] if complete else [(name, p, p._version) for name, p in _frozen(config, net).items()]
+    complete, backbone = options.evaluate, net.backbone
+    frozen: list[tuple[str, nn.Parameter, int]] = []
+    # others may leave the rest random; a body that loads its weights itself is not asked
+    if not complete and config.parts_of_kind.uses("body", "num_frozen") and config.body.num_frozen:
+        assert isinstance(backbone, Backbone)
+        named = [] if backbone.pretrained else backbone.named_parameters()
+        # torch counts the writes to a tensor
+        frozen = [(name, p, p._version) for name, p in named if not p.requires_grad]
     _load_body(config, net, metadata, log)
     table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
@@ -224,7 +207,6 @@ def load_initial_weights(
 
 
 def _load_body(config: Config, net: Network, metadata: Metadata, log: TextLog) -> None:
-    """Load `[body] weights`, or what a custom network starts from; warn of another normalisation of the images."""
     if not config.parts_of_kind.uses("body", "weights"):
         if line := net.initialise(metadata.categories):
             log.info(line)
@@ -232,13 +214,3 @@ def _load_body(config: Config, net: Network, metadata: Metadata, log: TextLog) -
         log.info(f"body weights {weights}: {load_body_weights(net, weights)}")
         if (problem := normalisation_problem(net, config.dataloader)) is not None:
             log.warning(problem)
-
-
-def _frozen(config: Config, net: Network) -> dict[str, nn.Parameter]:
-    """Return the parameters that `[body] num_frozen` freezes; none of a body that loads them itself."""
-    if not config.parts_of_kind.uses("body", "num_frozen") or config.body.num_frozen == 0:
-        return {}
-    backbone = net.backbone
-    assert isinstance(backbone, Backbone)
-    named = [] if backbone.pretrained else backbone.named_parameters()
-    return {name: parameter for name, parameter in named if not parameter.requires_grad}

@@ -1,42 +1,39 @@
-"""One training step: batches to losses, losses to gradients, gradients to weights."""
+"""One training step: batches to losses, losses to gradients of all processes, gradients to weights."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from seamseg.models.network import Losses
 from seamseg.ops.fused import autocast
 from seamseg.structures import upload
-from seamseg.training.ddp import ParallelModule
-from seamseg.training.optim.ema import WeightAverage
-from seamseg.training.optim.optimizer import StatisticsBackup, set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import StatisticsBackup, WeightAverage, set_learning_rates, step_unless
 from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch
-from seamseg.utils.distributed import World, broadcast_tensors
+from seamseg.utils.distributed import World, broadcast_tensors, new_group
+from seamseg.utils.errors import SeamsegError
 
 
 class StepResult(NamedTuple):
     """The result of a step, on the device: reading it waits for the step.
 
-    Attributes
-    ----------
-    losses : unweighted means by name, detached: over the batches of this process, or with `loss_average = step` over
-        those of all processes
-    total : the weighted loss that was minimised
-    ids : images of the batches
-    grad_norm : norm of the gradient over all parameters and processes, before clipping; float32 scalar
-    skipped : whether the update was skipped, see :class:`Stepper`; bool scalar
-    metrics : what is only reported, such as an accuracy: means over the batches of this process by name
+    `losses` are unweighted means by name, over the batches of this process, or with `loss_average = step` over those of
+    all; `total` is the weighted loss that was minimised; `ids` name the images. `grad_norm` is the norm of the gradient
+    over all parameters and processes before clipping, `skipped` whether the update was, see :class:`Stepper`. `metrics`
+    are only reported.
     """
 
     losses: dict[str, Tensor]
@@ -47,17 +44,95 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, Tensor] = MappingProxyType({})
 
 
+class ParallelModule:
+    """A module from a batch to its losses, whose gradients are the means over all processes.
+
+    A process whose images have no regions runs the ROI head on zero rows, so every process uses the same parameters in
+    every step. Parameters that no loss depends on, as the last stages of some backbones, get a gradient of 0: with
+    `unused_parameters` `fake` by :meth:`reaching_all`, which searches the graph of the first batch of a process, with
+    `find` by DistributedDataParallel, which searches that of each step. Construction is a collective call.
+    """
+
+    def __init__(self, module: nn.Module, world: World, unused_parameters: str) -> None:
+        self.module = module
+        self._parallel: DistributedDataParallel | None = None
+        self._fake = world.is_distributed and unused_parameters != "find"
+        self._unused: list[nn.Parameter] | None = None  # by the first batch
+        if not world.is_distributed:
+            return
+        # Gradients get a separate group: synchronised ABN uses the world group during the backward pass, and the order
+        # of the two exchanges must not matter. Buffers are made equal after each epoch, not each step (Trainer.train).
+        names = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        # they differ in sides of length 1 only: the gradient of a class token is a slice
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+        options |= {"find_unused_parameters": not self._fake, "process_group": new_group(range(world.size))}
+        self._parallel = DistributedDataParallel(_OrParameters(module), **options)
+        if self._fake:
+            # Buckets are rebuilt after the first backward pass. With three or more processes, rounding depends on the
+            # place of a gradient in its bucket: the first step of a resumed training would round differently.
+            self._parallel().backward()
+            module.zero_grad(set_to_none=True)
+
+    def __call__(self, batch: Any) -> Any:
+        """Compute the losses of a batch."""
+        return self.module(batch) if self._parallel is None else self._parallel(batch)
+
+    def exchanging(self, last: bool) -> AbstractContextManager[None]:
+        """Exchange gradients in the backward pass of the `last` batch of a step; wrap both passes of each batch."""
+        return nullcontext() if last or self._parallel is None else self._parallel.no_sync()
+
+    def reaching_all(self, loss: Tensor) -> Tensor:
+        """Return a loss whose backward pass reaches every parameter, with `fake`; otherwise the loss itself."""
+        if not self._fake:
+            return loss
+        if self._unused is None:
+            nodes: set[Any] = {loss.grad_fn} - {None}
+            pending = list(nodes)
+            while pending:
+                following = {node for node, _ in pending.pop().next_functions} - nodes - {None}
+                nodes |= following
+                pending += following
+            used = {node.variable for node in nodes if hasattr(node, "variable")}
+            self._unused = [p for p in self.module.parameters() if p.requires_grad and p not in used]
+        # sums of no elements
+        return sum((p.reshape(-1)[:0].sum() for p in self._unused), loss)
+
+    def fill_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set missing gradients to 0: the original applies momentum and decay to these parameters, too."""
+        missing = [p for group in optimizer.param_groups for p in group["params"] if p.grad is None]
+        if missing and self._fake:
+            name = next((name for name, p in self.module.named_parameters() if p is missing[0]), "a parameter")
+            raise SeamsegError(
+                f"{name}: has a gradient in the first step but not in this one; several processes then need "
+                f"`overrides=general.unused_parameters=find`"
+            )
+        for parameter in missing:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+class _OrParameters(nn.Module):
+    """Maps a batch to its losses by a module, and no batch to the sum of all parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any = None) -> Any:
+        if batch is None:
+            return torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum()
+        return self.module(batch)
+
+
 class Stepper:
     """Trains on the batches of a step.
 
     A step updates weights, momentum, moving average and running statistics; all of them, or none. None of them changes
     from the first step on whose loss or gradient is not finite in any process, or whose loss is over `loss_limit`: the
-    host reads the losses only every few steps, then stops the training, and must find the weights from before that
-    step. With fp16 a gradient that is not finite is an overflow, which is expected now and then: only that step is
-    skipped, and the loss scale is lowered. All this is decided on the device; the host reads nothing.
-
-    `module` maps a batch to :class:`seamseg.models.network.Losses`, and its `net` is the network. Construction is a
-    collective call.
+    host, which reads the losses only every few steps, must find the weights from before. With fp16 only the step with
+    an overflow is skipped, and the loss scale lowered. `module` maps a batch to :class:`Losses`, and its `net` is the
+    network. Construction is a collective call.
     """
 
     def __init__(
@@ -104,19 +179,16 @@ class Stepper:
         return (torch.stack([loss.float() for loss in losses.values()]) * self._weights[1]).sum()
 
     def begin(self) -> None:
-        """Reset the gradients. Call it before the first forward pass of a step."""
+        """Begin a step."""
         self.optimizer.zero_grad(set_to_none=True)
         self._statistics.save()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss, scaled where the precision requires it."""
+        """Add the gradients of a loss."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the weights by the accumulated gradients; return `grad_norm` and `skipped` of :class:`StepResult`.
-
-        `loss` is the weighted loss of the whole step, a detached scalar, which may differ between processes.
-        """
+        """Update the weights by the gradients and the detached loss of the step; return `grad_norm` and `skipped`."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -140,10 +212,6 @@ class Stepper:
             self.ema.update(skipped)
         return norm, skipped
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Put the moving average of the weights, if there is one, into the network inside a `with` block."""
-        return nullcontext() if self.ema is None else self.ema.swapped_in()
-
     def share_statistics(self) -> None:
         """Copy the running statistics of the main process to all others, which differ if they are not synchronised."""
         broadcast_tensors(self.world, self.net.buffers())
@@ -155,9 +223,8 @@ class LossAverage:
     """Averages the losses of a step over its batches in this process, as the original does (`loss_average = process`).
 
     With 1 region in one process and 99 in another, the single region weighs as much as the 99. With a `world` the
-    losses are averaged over all anchors, samples, mask pixels or images of a step (`loss_average = step`): a step of
-    several processes, or of several batches, then equals the step of one process with one large batch. Several batches
-    need the losses of each `ahead`: the gradient of the first depends on the counts of all.
+    losses are averaged over all samples of a step (`loss_average = step`), as in one process with one large batch.
+    Several batches need the losses of each `ahead`: the gradient of the first depends on the counts of all.
     """
 
     def __init__(self, number: int, world: World | None = None, ahead: Sequence[Losses] = ()) -> None:
@@ -169,7 +236,8 @@ class LossAverage:
         """Add the losses of a batch; return those whose gradients are summed here and averaged over processes."""
         self._parts.append(Losses(*({name: x.detach() for name, x in of.items()} for of in losses)))
         if self._world is None:
-            return {name: self._share(mean) for name, mean in losses.means.items()}
+            # an operator fewer for each loss of a single batch
+            return losses.means if self._number == 1 else {k: mean / self._number for k, mean in losses.means.items()}
         if self._whole is None:
             self._whole = combine_losses(self._world, self._ahead or self._parts)
         factors = {name: self._world.size / count.clamp(min=1) for name, count in self._whole.counts.items()}
@@ -177,7 +245,7 @@ class LossAverage:
         return {name: mean * counts[name].to(mean.dtype) for name, mean in losses.means.items()}
 
     def means(self) -> dict[str, Tensor]:
-        """Return the losses of the batches by name, detached float32 scalars; collective with a world."""
+        """Return the losses of the batches by name, float32 scalars; collective with a world."""
         if self._world is None or self._whole is None:
             return self._of_batches([part.means for part in self._parts])
         # for a single batch, the means were exchanged together with the counts
@@ -189,11 +257,9 @@ class LossAverage:
         return self._of_batches([part.metrics for part in self._parts])
 
     def _of_batches(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: reduce(torch.add, [self._share(part[name]).float() for part in parts]) for name in parts[0]}
-
-    def _share(self, mean: Tensor) -> Tensor:
-        # an operator fewer for each loss of a single batch
-        return mean if self._number == 1 else mean / self._number
+        if self._number == 1:
+            return {name: x.float() for name, x in parts[0].items()}
+        return {name: reduce(torch.add, [(part[name] / self._number).float() for part in parts]) for name in parts[0]}
 
 
 def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
@@ -210,10 +276,8 @@ def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
 
 @torch.no_grad()
 def preview_losses(module: nn.Module, batches: Sequence[TrainingBatch], device: torch.device) -> list[Losses]:
-    """Compute losses before training on their batches, without side effects on buffers and random numbers.
-
-    The numbers of regions and mask pixels that count depend on the proposals: it costs a forward pass of each batch.
-    """
+    """Compute losses before training on their batches, without side effects on buffers and random numbers."""
+    # the numbers of regions and mask pixels that count depend on the proposals: it costs a forward pass of each batch
     copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         return [functional_call(module, copies, (batch,)) for batch in batches]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -14,10 +14,10 @@ from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainingProgress,
     TrainState,
-    data_order,
     make_snapshot,
+    seed_everything,
+    set_rng_state,
 )
-from seamseg.training.checkpointing.rank_state import seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotWriter
 from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.losses import LossCheck
@@ -32,11 +32,7 @@ from seamseg.utils.process_settings import return_memory
 
 @dataclass
 class Trainer:
-    """Trains a network.
-
-    Each process has the same number of batches. `run` is the folder of the snapshots, written by the main process.
-    `resumed` is where to begin: weights, momentum and the stepper's state must be restored already.
-    """
+    """Trains a network; `run` gets the snapshots, `resumed` is where to begin, with all states restored."""
 
     state: TrainState
     batches: DevicePrefetcher
@@ -47,10 +43,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         resumed, state = self.resumed, self.state
-        self.options, self.world = state.options, state.world
-        self.stepper, self.schedule = state.stepper, state.schedule
+        self.stepper = state.stepper
+        self.options, self.world, self.net = state.stepper.options, state.stepper.world, state.stepper.net
         self.losses = LossCheck(self.options, self.world)
-        self.writer = SnapshotWriter(self.run, state.options.snapshot_keep, fresh=resumed is None)
+        self.writer = SnapshotWriter(self.run, self.options.snapshot_keep, fresh=resumed is None)
         # the best snapshot of an earlier run in this folder does not count
         self._has_best = resumed is not None and resumed.progress.epoch >= 0 and self.run.best.exists()
         self.progress = TrainingProgress() if resumed is None else replace(resumed.progress)
@@ -61,11 +57,7 @@ class Trainer:
             self.losses.load_state_dict(own["losses"])
 
     def train(self) -> Scores | None:
-        """Train to the last epoch and return the scores of the last validation, if there was one.
-
-        Snapshots are written after each epoch, every `snapshot_interval` steps and when a signal stops the training,
-        with Preempted. SeamsegError if a loss is not finite or a file cannot be written.
-        """
+        """Train to the last epoch; return the scores of the last validation. Preempted after a signal."""
         states = {} if self.resumed is None else self.resumed.callbacks
         epochs, between, scores = self.options.epochs, self.options.snapshot_interval, None
         with self.reporter.following(states), self._preemption, closing(self.writer):
@@ -81,9 +73,9 @@ class Trainer:
                     if not (between and self.progress.global_step % between == 0):
                         # a signal or an error in the validation must not lose the epoch; or the step is saved already
                         self._save()
-                    with self.stepper.averaged():
+                    with nullcontext() if self.stepper.ema is None else self.stepper.ema.swapped_in():
                         step = self.progress.global_step
-                        scores = self.reporter.validate(self.validator, self.state.net, epoch, step)
+                        scores = self.reporter.validate(self.validator, self.net, epoch, step)
                     is_best = self.progress.validated(scores.selection, self._has_best)
                 self.progress.epoch = epoch
                 self._position = None
@@ -96,7 +88,6 @@ class Trainer:
         return scores
 
     def _train_epoch(self, epoch: int) -> bool:
-        """Train for an epoch; return whether the training goes on after it."""
         self.stepper.module.train()
         self._position = position = self._begin_epoch(epoch)
         done, batches = position.steps, iter(self.batches)
@@ -120,16 +111,23 @@ class Trainer:
                 self.reporter.report(where, self.losses.pop_means())
             else:
                 self.reporter.progress(where)
-            self.reporter.histograms(self.state.net, step)
-            self._position = position = position.after(len(group))
-            if self._after_step():
+            self.reporter.histograms(self.net, step)
+            position = position.after(len(group))
+            self._position = position
+            self.writer.check()
+            return_memory()
+            number = self._preemption.after_step()
+            interval = self.options.snapshot_interval
+            if number or (interval and step % interval == 0):
+                self._save()
+            if self._stops(number):
                 return False
             last = time.perf_counter()
         return True
 
     def _step(self, epoch: int, group: list[DeviceBatch]) -> StepResult:
         step = self.progress.global_step
-        rates = self.schedule.get_lr(step, epoch)
+        rates = self.state.schedule.get_lr(step, epoch)
         self.reporter.begin_step(step, rates)
         batches = [uploaded.batch for uploaded in group]
         try:
@@ -152,7 +150,7 @@ class Trainer:
         position, resumed = self._position, self.resumed
         if resumed is None or position is None:
             self.losses.begin_epoch()
-            return EpochPosition(epoch, 0, sampler.segments, data_order(sampler, seed))
+            return EpochPosition(epoch, 0, sampler.segments, sampler.order)
         sampler.continue_from(position.segments)
         if (own := resumed.rank_state(world)) is not None:
             set_rng_state(own["random"], world.device)
@@ -160,21 +158,11 @@ class Trainer:
             seed_everything(seed, epoch, world.rank, self.progress.global_step)
         return replace(position, segments=sampler.segments)
 
-    def _after_step(self) -> bool:
-        """Save when it is due; return whether the training ends here because a callback asked for it."""
-        self.writer.check()
-        return_memory()
-        number = self._preemption.after_step()
-        interval = self.options.snapshot_interval
-        if number or (interval and self.progress.global_step % interval == 0):
-            self._save()
-        return self._stops(number)
-
     def _save(self, is_best: bool = False) -> None:
-        """Copy the state of the training, and write it in the background; a collective call."""
+        """Write the state of the training in the background; a collective call."""
         # first, as they raise if a loss or a weight is not finite
         losses = self.losses.state_dict()
-        self.losses.check_weights(self.state.net, self.progress.global_step)
+        self.losses.check_weights(self.net, self.progress.global_step)
         callbacks = self.reporter.callbacks
         snapshot = make_snapshot(self.state, self.progress, self._position, is_best, losses, callbacks)
         self._has_best = self._has_best or is_best

@@ -32,10 +32,7 @@ class ClassMapping:
 
     @staticmethod
     def of(table: ClassTable, trained: Metadata, name: str, only_things: bool = False) -> ClassMapping:
-        """Return the mapping of a table for the classes of the data set; the model is as in :meth:`ClassTable.matches`.
-
-        InputError also if two classes of the data set have the same class of the model.
-        """
+        """Return the mapping of a table; InputError also if it gives two classes the same one of the model."""
         targets = [VOID] * trained.num_classes
         for target, found in enumerate(table.matches(trained, name, only_things)):
             for source in found:
@@ -49,11 +46,7 @@ class ClassMapping:
         return ClassMapping(trained, table.classes, targets, table.table, only_things)
 
     def panoptic(self, result: PanopticResult) -> PanopticResult:
-        """Return a panoptic map in the classes of the data set.
-
-        Segments whose class is stuff there become one segment. Stuff whose class is a thing there has no instances: it
-        becomes a crowd, as do the pixels of a thing class that no detection covers.
-        """
+        """Return a panoptic map in the classes of the data set; stuff that is a thing there becomes a crowd."""
         segments: dict[int, Segment] = {}
         first_of: dict[int, int] = {}
         ids = []
@@ -66,7 +59,10 @@ class ClassMapping:
             first = segment.id if is_instance else first_of.setdefault(target, segment.id)
             ids.append((segment.id, first))
             if first in segments:
-                segments[first] = _union(segments[first], segment)
+                before = segments[first]
+                (top, left, bottom, right), (y0, x0, y1, x1) = before.box, segment.box
+                box = (min(top, y0), min(left, x0), max(bottom, y1), max(right, x1))
+                segments[first] = replace(before, area=before.area + segment.area, box=box)
             else:
                 score, crowd = (segment.score, False) if is_instance else (None, isthing)
                 segments[first] = Segment(segment.id, target, isthing, score, segment.area, segment.box, crowd)
@@ -99,9 +95,3 @@ class ClassMapping:
             else:
                 void.append(name)
         return MappedClasses(self.table, {infos[c]: names for c, names in sources.items()}, void)
-
-
-def _union(first: Segment, other: Segment) -> Segment:
-    (top, left, bottom, right), (y0, x0, y1, x1) = first.box, other.box
-    box = (min(top, y0), min(left, x0), max(bottom, y1), max(right, x1))
-    return replace(first, area=first.area + other.area, box=box)

@@ -27,7 +27,7 @@ from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.custom import resized
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.validation.items import ValidationItem, ValidationResult
+from seamseg.validation.validator import ValidationItem, ValidationResult
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 

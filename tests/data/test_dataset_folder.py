@@ -52,13 +52,10 @@ def raw(**changes):
         (b"", "not a metadata file"),
         (umsgpack.packb({"images": []}), "'meta' is missing"),
         (raw(num_thing=2), "2 entries in `categories`, but num_stuff [+] num_thing = 3"),
-        (raw(palette=[GREEN]), "1 entries in `palette`"),
         (
             raw(cat=[255, 2]),
             "'x' has the size .*, and 2 in `cat`, of which the first must be 255, others 255 or 0 to 1",
         ),
-        (raw(cat=[0, 1]), "the first must be 255"),
-        (raw(iscrowd=[0]), "1 entries in `iscrowd`, and 2 in `cat`"),
         (raw(size=[0, 3]), "size"),
         (raw(size=7), "not a metadata file"),
         (raw(original_ids=[1, 1e300]), "is not a whole number of at most 60 bits"),
@@ -74,16 +71,13 @@ def test_invalid_metadata(tmp_path, data, reason):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("length", [3, 255, 256])
-def test_a_padded_palette(tmp_path, length):
+def test_a_padded_palette(tmp_path):
     """The original pads palettes with black to 256 entries; all readers leave the surplus ones out."""
     palette = [list(GREEN), [1, 2, 3]]
     meta = {"num_stuff": 1, "num_thing": 1, "categories": ["a", "b"], "original_ids": [1, 2]}
-    padded = meta | {"palette": palette + [[0, 0, 0]] * (length - 2)}
-    plain = umsgpack.packb({"meta": meta | {"palette": palette}, "images": []})
+    padded = meta | {"palette": palette + [[0, 0, 0]] * 254}
     (tmp_path / "metadata.bin").write_bytes(umsgpack.packb({"meta": padded, "images": []}))
     found = read_metadata(tmp_path / "metadata.bin")
-    assert found == parse_metadata(plain)
     assert found.palette == [GREEN, (1, 2, 3)]
     assert parse_metadata(pack_metadata(found)) == found
     assert metadata_of(padded, "snapshot") == found
@@ -105,18 +99,10 @@ def test_missing_metadata_and_folder(tmp_path):
 def test_items(make_folder):
     root = make_folder(ending=".JPG")
     assert DatasetFolder(root).image_path("im1") == root / "img" / "im1.JPG"
-    data = dataset(root)
-    assert len(data) == 3
-    assert data.img_sizes == [(12, 20), (20, 12), (14, 14)]
-    assert (data.num_stuff, data.metadata.categories) == (2, ["road", "sky", "car"])
-    item = data[1]
-    assert item["id"] == "im1"
-    assert item["size"] == (20, 12)
-    assert item["img"].shape[1:] == item["msk"].shape[1:]
+    item = dataset(root)[1]
+    assert (item["id"], item["size"]) == ("im1", (20, 12))
     assert item["cat"].tolist() == [255, 0, 2, 2]
     assert item["iscrowd"].tolist() == [0, 0, 0, 1]
-    photo, mask, info = data.read(1)
-    assert (photo.size, mask.shape, info.id) == ((12, 20), (1, 20, 12), "im1")
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):

@@ -45,11 +45,9 @@ NOTHING = np.where(GREY[0, 0] == WIDE, np.nan, SHARE).astype(np.float32)
     [
         (RGB, "A.PNG", RGB),
         (GREY, "a.png", np.dstack([GREY] * 3)),
-        (GREY > 99, "a.png", (GREY > 99) * 255),
         (DEEP * 257, "a.png", GREY),
         (DEEP * 257, "a.tif", GREY),
         (np.full((4, 4), 200, np.uint16), "a.png", np.ones((4, 4))),
-        (WIDE, "a.tif", GREY),
         (WIDE * 257, "a.tif", GREY),
         (SHARE, "a.tif", GREY),
         (NOTHING, "a.tif", np.where(GREY[0, 0] == WIDE, 0, GREY)),
@@ -113,32 +111,10 @@ def test_the_first_of_several_frames(tmp_path):
         assert not open_image(path).info[SEVERAL_FRAMES]
 
 
-def photo_bytes(kind="PNG"):
-    buffer = io.BytesIO()
-    Image.fromarray(RGB).save(buffer, kind)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty"),
-        (b"hello, world", "not an image"),
-        (photo_bytes()[:-90], "corrupt image"),
-        (photo_bytes("JPEG")[:-200], "corrupt image"),
-        (None, "no such image"),
-    ],
-)
-def test_unreadable(tmp_path, content, reason):
-    path = tmp_path / "photo.png"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UnreadableImage, match=reason) as error:
-        open_image(path)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-    with pytest.raises(UnreadableImage, match="folder"):
-        open_image(tmp_path)
+def test_no_file(tmp_path):
+    for path, reason in ((tmp_path / "none.png", "no such image"), (tmp_path, "folder")):
+        with pytest.raises(UnreadableImage, match=reason):
+            open_image(path)
 
 
 @pytest.mark.filterwarnings("error")
@@ -152,7 +128,6 @@ def test_decompression_bomb(tmp_path):
 
 
 def test_masks(tmp_path):
-    """They are integers of one channel, exact at any depth, with a palette or of one bit."""
     image = Image.fromarray(GREY % 7).convert("P")
     image.putpalette(list(range(255, -1, -1)) * 3)
     assert np.array_equal(open_mask(save(tmp_path, image)), GREY % 7)

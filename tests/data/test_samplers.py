@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.data.samplers import (
-    ClassUniformSampling,
-    DistributedARBatchSampler,
-    SampleIndex,
-    shard,
-)
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, SampleIndex
 from seamseg.maps.formats.metadata import ImageInfo
 from seamseg.utils.errors import InputError
 
@@ -33,13 +28,11 @@ def epochs(sampler, wanted=(0, 1, 2)):
 
 
 def images(sampler):
-    """The images of the batches of a sampler."""
     return [[index.image for index in batch] for batch in sampler]
 
 
 def in_order(img_sizes, batch_size, **options):
-    """The batches of all processes before they are shuffled."""
-    return DistributedARBatchSampler(img_sizes, batch_size, **options).batches(batch_size, Counter())
+    return DistributedARBatchSampler(img_sizes, batch_size, **options).batches(batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
@@ -76,11 +69,6 @@ def test_every_image_once_and_equal_batch_counts(img_sizes, batch_size, epoch, r
     assert set(counts) == {tuple(b) for b in everything}
 
 
-@given(st.integers(0, 30), st.integers(1, 5))
-def test_evaluation_shards_cover_each_image_once(length, ranks):
-    assert sorted(i for r in range(ranks) for i in shard(length, ranks, r)) == list(range(length))
-
-
 def test_a_batch_size_above_the_number_of_images():
     with pytest.raises(InputError, match="no full batch of 99"):
         DistributedARBatchSampler(SIZES, 99, drop_last=True)
@@ -89,7 +77,6 @@ def test_a_batch_size_above_the_number_of_images():
 
 
 def world(img_sizes, size, batch, epoch, segments):
-    """Return the samplers of all ranks of a world that continues an epoch."""
     samplers = [DistributedARBatchSampler(img_sizes, batch, size, rank) for rank in range(size)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
@@ -146,7 +133,6 @@ def images_of_classes(count: int = 400) -> list[ImageInfo]:
 
 
 def test_classes_are_drawn_equally_often():
-    """By images_of_classes of the same orientation; images_of_classes of void only are kept."""
     every = images_of_classes()
     replace = ClassUniformSampling(every, 1.0)
     assert {every[replace(0, i)].size for i in range(3, 400, 4)} == {(30, 20)}

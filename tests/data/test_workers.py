@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,33 +17,33 @@ from support.sections import train_transform
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import (
     BatchLoader,
-    LoaderOptions,
     begin_worker,
     collate,
     index_sampler,
     train_loader,
     translate_worker_errors,
 )
-from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler
 from seamseg.structures import Batch, PackedSequence
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
 
 
-def loader_of(data, workers, **options):
-    return train_loader(
-        data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=workers, **options)
-    )
+def loader_of(data, workers, persistent_workers=False, prefetch=2, batch_size=2):
+    keys = SimpleNamespace(num_workers=workers, persistent_workers=persistent_workers, prefetch=prefetch)
+    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, batch_size), keys, World())
+    index_sampler(loader).replace = ClassUniformSampling(data.images, 0.5)
+    return loader
 
 
 def test_persistent_workers_load_the_same_batches(make_folder):
     data = dataset(make_folder(SIZES))
     plain, fresh, lasting = (
-        loader_of(data, n, persistent_workers=p, prefetch=3, class_uniform=0.5)
-        for n, p in ((0, True), (2, False), (2, True))
+        loader_of(data, n, persistent_workers=p, prefetch=3) for n, p in ((0, True), (2, False), (2, True))
     )
-    pids = []
+    pids, state = [], torch.get_rng_state()
     # an abandoned epoch does not affect the next
     index_sampler(lasting).set_epoch(5)
     next(iter(lasting))
@@ -55,30 +56,9 @@ def test_persistent_workers_load_the_same_batches(make_folder):
         for a, b, c in zip(*batches, strict=True):
             assert_same(a, b)
             assert_same(a, c)
+    assert torch.equal(torch.get_rng_state(), state)
     assert pids[0] == pids[1]
     assert len(pids[0]) == 2
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_started_in_the_middle_yields_the_rest(make_folder, workers):
-    """A sample does not depend on the batches before it, nor does loading advance the global random numbers."""
-
-    class Late(DistributedARBatchSampler):
-        begin = 0
-
-        def __iter__(self):
-            return iter(list(super().__iter__())[self.begin :])
-
-    data = dataset(make_folder(SIZES))
-    options = LoaderOptions(num_workers=workers, class_uniform=0.5, persistent_workers=True)
-    state = torch.get_rng_state()
-    whole, rest = (train_loader(data, Late(data.img_sizes, 2), options) for _ in range(2))
-    index_sampler(rest).begin = 1
-    for loader in (whole, rest):
-        index_sampler(loader).set_epoch(2)
-    for a, b in zip(list(whole)[1:], rest, strict=True):
-        assert_same(a, b)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Draws(torch.utils.data.Dataset):
@@ -91,7 +71,8 @@ class Draws(torch.utils.data.Dataset):
 def test_random_numbers_of_workers_differ_and_are_reproducible():
     def draws(seed=0, epoch=0, rank=0):
         sampler = DistributedARBatchSampler([(1, 1)] * 4, 1, 2, rank, seed=seed)
-        loader = train_loader(Draws(), sampler, LoaderOptions(num_workers=2, seed=seed), lambda items: items[0])
+        keys = SimpleNamespace(num_workers=2, persistent_workers=False, prefetch=2)
+        loader = train_loader(Draws(), sampler, keys, World(), lambda items: items[0])
         sampler.set_epoch(epoch)
         return list(loader)
 
@@ -103,24 +84,15 @@ def test_random_numbers_of_workers_differ_and_are_reproducible():
 
 
 class Dying(PanopticDataset):
-    """Kills the process that reads image 4."""
-
-    how = signal.SIGKILL
-
     def _read_image(self, index, at_least=None):
         if index == 4:
-            os.kill(os.getpid(), self.how)
+            os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
         return super()._read_image(index, at_least)
 
 
-class Crashing(Dying):
-    how = signal.SIGSEGV
-
-
-@pytest.mark.parametrize("kind", [Dying, Crashing])
-def test_error_of_a_killed_worker(make_folder, kind):
-    loader = loader_of(dataset(make_folder(SIZES), kind=kind), 2, persistent_workers=True)
+def test_error_of_a_killed_worker(make_folder):
+    loader = loader_of(dataset(make_folder(SIZES), kind=Dying), 2, persistent_workers=True)
     index_sampler(loader).set_epoch(0)
     with pytest.raises(SeamsegError) as error, translate_worker_errors():
         list(loader)
@@ -183,28 +155,12 @@ def assert_same(a: Batch, b: Batch):
     assert all(same(vars(a)[k], vars(b)[k]) for k in vars(a))
 
 
-def test_collate(make_folder):
-    data = dataset(make_folder())
-    items = [data[i] for i in (2, 0)]
-    batch = collate(items)
-    assert len(batch) == 2
-    assert batch.ids == ["im2", "im0"]
-    assert batch.original_sizes == [(14, 14), (12, 20)]
-    assert torch.equal(batch.images[1], items[1]["img"])
-    assert batch.masks.dtype == torch.int64
-    assert batch.iscrowd.dtype == torch.uint8
-    assert batch.categories.dtype == torch.int64
-    assert batch.boxes.dtype == torch.float32
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_worker_errors_are_one_line(make_folder, workers):
     root = make_folder()
     (root / "img" / "im1.png").write_bytes(b"")
-    data = dataset(root)
-    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 1), LoaderOptions(num_workers=workers))
     with pytest.raises(InputError) as error:
-        list(loader)
+        list(loader_of(dataset(root), workers, batch_size=1))
     assert str(error.value) == f"{root / 'img' / 'im1.png'}: the file is empty (0 bytes)"
 
 

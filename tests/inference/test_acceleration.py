@@ -16,7 +16,6 @@ from support.small_models import semantic_net
 from torch._dynamo.utils import counters
 from torch.utils import _pytree
 
-from seamseg.data.transforms import Normalise
 from seamseg.inference import acceleration
 from seamseg.inference.acceleration import (
     CompiledDense,
@@ -33,7 +32,7 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic_inference import DenseOutputs
-from seamseg.structures import PackedSequence
+from seamseg.structures import Normalise, PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import SeamsegError
 
@@ -343,7 +342,8 @@ def test_a_compiler_error_at_the_first_image(dynamo):
 def test_a_prediction_on_a_gpu_waits_for_its_result_only(precision):
     """With graphs, and without; torch makes every other wait an error."""
     device, images = torch.device("cuda"), [image((64, 96), seed) for seed in range(4)]
-    plain, recorded = (TorchNetwork(network(precision, device), Normalise(None, None), device) for _ in range(2))
+    normalise = Normalise(None, None, device)
+    plain, recorded = (TorchNetwork(network(precision, device), normalise, device) for _ in range(2))
     recorded.graphs = cuda_graph_cache(recorded.compute)
     for group in [images[:2]] * 3 + [images[2:]]:
         found = []

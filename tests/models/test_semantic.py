@@ -18,7 +18,6 @@ from torch.testing import assert_close
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
-from seamseg.data.transforms import Normalise
 from seamseg.inference.images import network_input
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.tta import Augmentation, predict_augmented
@@ -27,7 +26,7 @@ from seamseg.models.folding import fold_abn, for_inference
 from seamseg.models.heads.semantic import semantic_loss
 from seamseg.models.semantic import DeeplabV3
 from seamseg.ops.norm import ABN, InPlaceABN
-from seamseg.structures import PackedSequence
+from seamseg.structures import Normalise, PackedSequence
 from seamseg.utils.errors import InputError
 
 IMAGE = torch.linspace(-2, 2, 3 * 45 * 70).view(3, 45, 70).sin()

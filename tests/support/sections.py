@@ -9,6 +9,7 @@ from torch import Tensor
 from seamseg.config.loader import default_config
 from seamseg.config.sections import Roi, Rpn, Sem
 from seamseg.data.transforms import TrainTransform
+from seamseg.maps.formats.metadata import ImageInfo
 from seamseg.structures import Things
 
 PLAIN = replace(
@@ -38,3 +39,9 @@ def things(boxes: Tensor | None, crowd: Tensor | None = None) -> Things:
 
 def train_transform(shortest: int, longest: int | None, **options: Any) -> TrainTransform:
     return TrainTransform(replace(PLAIN, shortest_size=shortest, longest_max_size=longest, **options))
+
+
+def sample(transform: TrainTransform, image: Any, mask: Any, cat: Any, crowd: Any, rng: Any) -> dict[str, Any]:
+    """Return the tensors of an image with an augmentation that is drawn from the random numbers."""
+    params = transform.sample_params(mask.shape[-2:], rng)
+    return transform(image, mask, ImageInfo("", list(cat), mask.shape[-2:], list(crowd)), params)

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from seamseg.models.backbones import resnet
 from seamseg.models.build import build_training_module
 from seamseg.structures import PackedSequence
-from seamseg.training.logging.logs import TextLog
+from seamseg.training.logging.reporter import TextLog
 from seamseg.training.run import compile_network
 from seamseg.utils.distributed import World
 
@@ -35,7 +35,6 @@ def in_double(batch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "checkpoint"), [("aot_eager", "no"), ("aot_eager", "yes"), ("inductor", "no")])
 def test_same_numbers_and_one_graph_for_all_sizes(backend, checkpoint):
-    """Graphs are run as traced with their gradients, or with generated code; no more is kept than without."""
     torch._dynamo.reset()
     counters.clear()
     plain, module = (build(f"general.checkpoint_body={checkpoint}") for _ in range(2))

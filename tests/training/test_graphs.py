@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from support.host_reads import HostReads, Launches
-from support.micro import train
 from support.networks import in_turn, narrow_module, tiny_config, toy_batch
 from support.processes import launch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from seamseg import structures
@@ -23,7 +20,6 @@ from seamseg.models import panoptic_inference
 from seamseg.models.build import build_training_module
 from seamseg.models.heads import roi, rpn
 from seamseg.ops import norm
-from seamseg.structures import PackedSequence
 from seamseg.training.graphs import CudaRecorder, StepGraphs, TrainingGraphs, use_cuda_graphs
 from seamseg.training.losses import LossCheck
 from seamseg.training.optim.optimizer import build_optimizer
@@ -33,10 +29,9 @@ from seamseg.utils.distributed import World, distributed
 
 
 class CopyingRecorder:
-    """A recorder on the CPU: the tensors at fixed places are overwritten by each replay, whose operators no mode sees.
+    """A recorder on the CPU, whose operators no mode sees: each replay overwrites the tensors at fixed places.
 
     As the graphs share their memory, a replay of the first of two functions, the forward pass, spoils all other places.
-    `records` counts the recorded functions, `replays` the replays.
     """
 
     def __init__(self) -> None:
@@ -45,11 +40,9 @@ class CopyingRecorder:
         self._places: list[Tensor] = []
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        """Call a function."""
         function()
 
     def record(self, function: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        """Call a function, unlike a GPU, and return copies of its results, and what computes them again there."""
         is_forward = self.records % 2 == 0
         self.records += 1
         places = [tensor.clone() for tensor in function()]
@@ -71,8 +64,6 @@ SIZES = ((64, 96), (96, 64), (80, 80))
 
 
 class Training:
-    """Steps with momentum, of a network that records its dense part, or all of `step`, if there is a recorder."""
-
     def __init__(self, recorder, *overrides, world=None, kind="panoptic", step=False, **options):
         world = World() if world is None else world
         self.module = narrow_module(*overrides, kind=kind, **options).train()
@@ -119,7 +110,6 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
     ],
 )
 def test_equal_to_a_step_without(kind, overrides, batches):
-    """Losses, gradients, weights and running statistics of 11 steps of three sizes; the batches of a step are alike."""
     recorder, found = CopyingRecorder(), []
     for graphs in (None, recorder):
         torch.manual_seed(1)
@@ -151,12 +141,10 @@ def train_together(rank, join):
 
 @pytest.mark.distributed
 def test_processes_exchange_the_gradients():
-    """Of the last batch of a step, after those before were added up; with DistributedDataParallel as without."""
     launch(train_together, 2)
 
 
 def in_order(positive, negative, most_positive, number):
-    """In place of `rank_samples`: the first ones."""
     positive = positive & (positive.cumsum(-1) <= most_positive)
     rank = torch.where(positive, 0, torch.where(negative, 1, 2))
     order = rank.argsort(dim=-1, stable=True)[..., :number]
@@ -168,7 +156,6 @@ def in_order(positive, negative, most_positive, number):
     [("panoptic", ()), ("instance_seg", ("roi.sample_empty_images=yes",)), ("panoptic", ("roi.num_samples=500",))],
 )
 def test_rows_of_void_change_nothing(kind, overrides, monkeypatch):
-    """But which samples are drawn: the generator draws for each row."""
     for head in (rpn, roi):
         monkeypatch.setattr(head, "rank_samples", in_order)
     batches = [
@@ -196,28 +183,6 @@ def test_a_recorded_step_copies_nothing_from_the_host(monkeypatch):
     assert reads.count == 0, str(reads)
 
 
-def test_more_rows_of_ground_truth_are_recorded_anew():
-    recorder = CopyingRecorder()
-    training = Training(recorder, FIXED, step=True)
-    batch = toy_batch(SIZES[0])
-    rows = [functional.pad(batch.boxes[0], (0, 0, 0, 130), value=-1)]
-    rest = [functional.pad(x[0], (0, 130), value=value) for x, value in ((batch.categories, 255), (batch.iscrowd, 0))]
-    more = replace(batch, **dict(zip(("boxes", "categories", "iscrowd"), map(PackedSequence, (rows, *zip(rest))))))
-    for _ in range(2):
-        training.step(batch)
-        training.step(more)
-    assert (recorder.records, recorder.replays) == (4, 4)
-
-
-def test_the_oldest_size_is_dropped():
-    recorder = CopyingRecorder()
-    net = narrow_module().train().net
-    graphs = TrainingGraphs(net, recorder, pytest.fail, max_graphs=2)
-    for size in [*SIZES, *SIZES]:
-        graphs(torch.randn(1, 3, *size))
-    assert (len(graphs), recorder.records) == (2, 6)
-
-
 def test_what_a_callback_changes_is_recorded_again():
     recorder = CopyingRecorder()
     net = narrow_module().train().net
@@ -238,7 +203,6 @@ def test_what_a_callback_changes_is_recorded_again():
 
 @pytest.mark.parametrize("size", SIZES[:2])
 def test_gradients_are_those_of_the_last_batch_only(size):
-    """Also if the batch after it is of another size."""
     net = narrow_module().train().net
     graphs = TrainingGraphs(net, CopyingRecorder(), pytest.fail)
     batches = [torch.randn(1, 3, *sides) for sides in (SIZES[0], size)]
@@ -254,8 +218,6 @@ def test_gradients_are_those_of_the_last_batch_only(size):
 
 
 class Failing(CopyingRecorder):
-    """A recorder whose capture fails after it has run."""
-
     def record(self, function):
         super().record(function)
         try:
@@ -286,7 +248,6 @@ def foreign(net):
     ],
 )
 def test_what_cannot_be_recorded_runs_without(change, recorder, reason):
-    """With one line in the log, and unchanged numbers."""
     found = []
     for graphs in (None, recorder()):
         torch.manual_seed(1)
@@ -315,17 +276,19 @@ def test_a_step_that_cannot_be_recorded_records_its_dense_part():
 
 
 @pytest.mark.parametrize(
-    ("kind", "overrides", "reason"),
+    ("kind", "overrides", "recorder", "reason"),
     [
-        ("panoptic", (FIXED,), None),
-        ("panoptic", (), "[roi] fixed_samples is no"),
-        ("detection", (FIXED,), "the number of crowds of an image varies"),
+        ("panoptic", (FIXED,), CopyingRecorder(), None),
+        ("panoptic", (), CopyingRecorder(), "[roi] fixed_samples is no"),
+        ("detection", (FIXED,), CopyingRecorder(), "the number of crowds of an image varies"),
+        ("panoptic", (FIXED,), None, "the device is cpu"),
     ],
 )
-def test_what_is_recorded_follows_from_the_configuration(kind, overrides, reason):
+def test_what_is_recorded_follows_from_the_configuration(kind, overrides, recorder, reason):
     module, said = narrow_module(*overrides, kind=kind), []
-    use_cuda_graphs(module, torch.device("cpu"), said.append, CopyingRecorder())
-    assert (module.run_step is None, module.net.run_in_training is None) == (reason is not None, reason is None)
+    use_cuda_graphs(module, torch.device("cpu"), said.append, recorder)
+    assert (module.run_step is None) == (reason is not None)
+    assert (module.net.run_in_training is None) == (reason is None or recorder is None)
     assert [line.rpartition(": ")[2] for line in said] == [reason] * (reason is not None)
 
 
@@ -341,15 +304,9 @@ def test_norms_of_several_processes_run_without(monkeypatch):
     ]
 
 
-def test_a_training_without_a_gpu(narrow, micro, micro_config, tmp_path):
-    train(micro_config, micro, tmp_path, "general.cuda_graphs=yes", "scheduler.epochs=1", "dataloader.val_set=")
-    assert "runs without CUDA graphs: the device is cpu" in (tmp_path / "training.log").read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("fixed_samples", "most"), [("yes", 60), ("no", 640)])
 def test_operators_outside_of_the_graphs(fixed_samples, most):
-    """With the copy of the batch, both replays, the update and what is kept for the log."""
     torch.manual_seed(0)
     overrides = ["general.precision=bf16", "roi.num_samples=16", f"roi.fixed_samples={fixed_samples}"]
     config = load_config("vistas_r50", overrides=overrides)

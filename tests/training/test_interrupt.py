@@ -28,7 +28,6 @@ PROGRAM = ("-m", "support.training_that_dies", "never", "SIGINT")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data and configuration of a training that takes hours."""
     folder = tmp_path_factory.mktemp("interrupt")
     make_dataset(folder / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
     write_config(folder / "config.ini")
@@ -44,7 +43,6 @@ def words_of(folder: Path, run: str) -> list[str]:
 
 @contextmanager
 def started(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run Python with these arguments, in a process group of its own as a shell does."""
     path = os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(Path(__file__).parents[1])])
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -64,7 +62,6 @@ def started(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(file: IO[str] | None, word: str) -> str:
-    """Return the lines of a file up to one with a word."""
     lines: list[str] = []
     for line in file or ():
         lines.append(line)

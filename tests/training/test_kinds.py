@@ -10,18 +10,15 @@ from PIL import Image
 from support.micro import make_dataset, narrow_body
 from support.predictors import RedCars
 
-from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import config_from_string, load_config
 from seamseg.maps.formats.metadata import read_metadata, write_metadata
 from seamseg.maps.metrics_file import read_metrics
 from seamseg.maps.predictions import Prediction
-from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import evaluate_model
-from seamseg.validation.items import ValidationItem, ValidationResult
 from seamseg.validation.options import EvaluationOptions
 from seamseg.validation.validator import Validator
 
@@ -54,7 +51,6 @@ def test_mostly_void_labels(micro_config, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def runs(micro, micro_config, tmp_path_factory):
-    """A run folder of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
     with narrow_body():
         for kind in ("detection", "instance_seg"):
@@ -83,17 +79,18 @@ def test_a_run_folder(runs, micro, kind, maps):
     assert scores.n_images == 3
 
 
-def test_snapshots_of_kinds_that_have_more(runs, micro, micro_config, micro_run, tmp_path, caplog):
-    """The weights serve a kind whose parts they have; the optimizer's state does not."""
-    panoptic = micro_run / "model_last.pth.tar"
-    train(micro_config, micro, tmp_path / "a", "detection", "scheduler.epochs=1", pretrain=[str(panoptic)])
-    log = (tmp_path / "a" / "training.log").read_text()
-    assert "skipped" not in log
-    parts = open_model(micro_run).snapshot.state_dict
-    of_detector = [k for k in parts["roi_head"] if not k.startswith(("conv.", "roi_msk."))]
-    count = len(parts["body"]) + len(parts["rpn_head"]) + len(of_detector)
-    assert f"pre-trained {panoptic}: loaded {count} tensors" in log
-
+def test_snapshots_of_kinds_that_have_more_or_lack_parts(runs, micro, micro_config, micro_run, tmp_path):
+    detector = runs / "detection" / "model_last.pth.tar"
+    with pytest.raises(InputError, match="is a model for detection, not for instance_seg"):
+        evaluate(detector, micro, "general.kind=instance_seg")
+    for kind, message in (
+        ("panoptic", "has no 'sem_head': it is a snapshot of another kind of network"),
+        ("instance_seg", r"does not fit this network: .* roi_head\.conv\.conv1\.weight \(not in the"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(micro_config, micro, tmp_path, kind, resume=detector)
+    with pytest.raises(InputError, match="this network has no sem_head"):
+        train(micro_config, micro, tmp_path, "detection", pretrain=[f"sem_head:{detector}"])
     for kind, other in (("detection", runs / "instance_seg"), ("instance_seg", micro_run)):
         with pytest.raises(InputError, match="parameters a group"):
             train(micro_config, micro, tmp_path / "b", kind, resume=other / "model_last.pth.tar")
@@ -102,18 +99,6 @@ def test_snapshots_of_kinds_that_have_more(runs, micro, micro_config, micro_run,
         found = evaluate(other, micro, f"general.kind={kind}", ALL_BOXES)
         assert found.to_json() == wanted.to_json()
         assert "msk_map" not in found.to_json() or kind == "instance_seg"
-
-
-def test_snapshots_that_lack_parts(runs, micro, micro_config, tmp_path):
-    detector = runs / "detection" / "model_last.pth.tar"
-    with pytest.raises(InputError, match="is a model for detection, not for instance_seg"):
-        evaluate(detector, micro, "general.kind=instance_seg")
-    with pytest.raises(InputError, match="has no 'sem_head': it is a snapshot of another kind of network"):
-        train(micro_config, micro, tmp_path, "panoptic", resume=detector)
-    with pytest.raises(InputError, match=r"does not fit this network: .* roi_head\.conv\.conv1\.weight \(not in the"):
-        train(micro_config, micro, tmp_path, "instance_seg", resume=detector)
-    with pytest.raises(InputError, match="this network has no sem_head"):
-        train(micro_config, micro, tmp_path, "detection", pretrain=[f"sem_head:{detector}"])
 
 
 def test_what_is_refused(runs, micro, micro_config, tmp_path, refused):
@@ -128,8 +113,6 @@ def test_what_is_refused(runs, micro, micro_config, tmp_path, refused):
 
 
 class Finder(RedCars):
-    """Finds nothing in the images of `blind`."""
-
     kind = "detection"
 
     def __init__(self, blind=(), masks=True):
@@ -169,22 +152,3 @@ def test_every_image_counts_but_not_in_legacy_scores(micro_config, tmp_path, kin
         assert math.isnan(nothing.maps["det_map"]) == legacy
         assert nothing.to_json()["det_map"] == (None if legacy else 0)
         assert "val/det_map" not in nothing.scalars() or not legacy
-
-
-@pytest.mark.parametrize("masks", [False, True])
-def test_pictures_of_validation_images(micro, micro_config, masks):
-    config, metadata = load_config(micro_config), read_metadata(micro / "metadata.bin")
-    renderer = SampleRenderer(metadata, config)
-    collector = SampleCollector()
-    mask = torch.ones(1, 128, 192, dtype=torch.int32)
-    item = ValidationItem("a", np.full((64, 96, 3), 120, np.uint8), mask, [255, 1], [0, 0])
-    logits = torch.full((1, 28, 28), 9.0) if masks else None
-    boxes, one = torch.tensor([[8.0, 8, 40, 60]]), torch.ones(1)
-    collector(ValidationResult(item, Prediction(boxes, torch.zeros(1).long(), one, logits, None, (64, 96)), None))
-    collector(ValidationResult(item, Finder().found(torch.zeros(3, 64, 96)), None))
-    with_car, without = (renderer.panels(sample)[:, -96:].astype(int) for sample in collector.samples)
-    assert np.array_equal(without, item.pixels)
-    changed = (with_car != without).any(axis=2)
-    assert changed[8, 8:60].all()
-    assert changed[20, 20] == masks
-    assert not changed[50].any()

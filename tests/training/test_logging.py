@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from unittest.mock import Mock
 
 import pytest
@@ -72,7 +71,6 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
 
 
 def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, tmp_path, monkeypatch, capsys):
-    """The log file has the ordinary lines only."""
     monkeypatch.setattr("seamseg.training.logging.reporter.LINE_SECONDS", 0.0)
     train(micro_config, micro, tmp_path, "general.log_interval=3", "dataloader.val_set=")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
@@ -85,51 +83,32 @@ def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, t
     assert ["loss" in line for line in log if "epoch " in line and "s/step" in line] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("factor", "override", "words"),
-    [
-        (float("nan"), "general.loss_limit=10000", r"(\w+_loss = nan, )+.*loss = nan"),
-        (1.0, "general.loss_limit=0.5", r"loss = \S+ is above general.loss_limit = 0.5"),
-    ],
-)
-def test_a_poisoned_image(micro, micro_config, tmp_path, seamseg_main, capsys, factor, override, words):
-    command = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", "--set", override, *CPU)
-    with spoiled_image("train2", factor):
-        assert seamseg_main(*command) == 1
+def test_a_poisoned_image(micro, micro_config, tmp_path, seamseg_main, capsys):
+    command = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", *CPU)
+    with spoiled_image("train2", float("nan")):
+        assert seamseg_main(*command, "--set", "general.loss_limit=10000") == 1
     error = capsys.readouterr().err.strip()
+    found = re.search(r"(training stopped at step \d+): (\w+_loss = nan, )+.*loss = nan \(images .*train2", error)
+    assert found
     assert "\n" not in error
-    step = int(re.search(r"training stopped at step (\d+): ", error)[1])
-    assert re.search(words, error)
-    assert "images" in error
-    assert factor == 1 or "train2" in error
-    assert f"training stopped at step {step}" in (tmp_path / "training.log").read_text()
+    assert found[1] in (tmp_path / "training.log").read_text()
 
 
-def test_remaining_time_includes_validations(micro_config):
-    overrides = ("scheduler.epochs=10", "general.val_interval=4", "general.log_interval=5", "optimizer.ema=0.9")
+def test_the_line_of_a_step(micro_config):
+    overrides = ("scheduler.epochs=10", "general.log_interval=5")
     options, log, lines = TrainerOptions.from_config(load_config(micro_config, overrides=overrides)), Mock(), []
     log.info = lines.append
     reporter = Reporter(options, Mock(), World(), log, Mock())
-    means = LossMeans({"obj_loss": 1.0, "loss": 1.0}, {"grad_norm": 3.0}, 0)
-
-    def report(epoch, first):
-        for index in range(5):
-            position = StepPosition(epoch, index, 10, first + index)
-            reporter.add(0.5, 2.0, 2)
-            assert reporter.is_due(position) == (index == 4)
-        reporter.report(position, means)
-
-    report(5, 51)
+    for index in range(5):
+        position = StepPosition(5, index, 10, 51 + index)
+        reporter.add(0.5, 2.0, 2)
+        assert reporter.is_due(position) == (index == 4)
+    reporter.report(position, LossMeans({"obj_loss": 1.0, "loss": 1.0}, {"grad_norm": 3.0}, 0))
     # 5 steps of this epoch and 40 of the others
     assert lines[-1] == (
         "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
-        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 and validation left"
+        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 left"
     )
-    for epoch, seconds in ((3, 40.0), (7, 80.0)):
-        reporter.validated(epoch, 10 * epoch + 10, Mock(to_json=dict), seconds)
-    report(7, 71)
-    # 25 steps, and the validations after epochs 8 and 10
-    assert lines[-1].endswith("0:02:50 left")
 
 
 # --- metrics.jsonl: complete lines, no step twice after a resume, reading after a kill
@@ -143,21 +122,7 @@ def written(folder, *lines, resumed=None):
     return folder / "metrics.jsonl"
 
 
-def test_each_line_is_written_at_once(tmp_path):
-    metrics = MetricsFile(tmp_path)
-    assert read_metrics(tmp_path) == []
-    metrics.write("train", 1, 0, {"loss": 0.5, "grad_norm": float("inf"), "per_class": {"car": float("nan")}})
-    (line,) = read_metrics(tmp_path)
-    assert abs(line.pop("time") - time.time()) < 600
-    assert line == {
-        "kind": "train", "step": 1, "epoch": 0, "loss": 0.5, "grad_norm": None, "per_class": {"car": None}
-    }  # fmt: skip
-    metrics.close()
-    metrics.write("train", 2, 0, {})
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
-
-
-@pytest.mark.parametrize("tail", [b'{"kind": "tra', b'{"kind": "train", "step": 9}', b"\xff\xfe"])
+@pytest.mark.parametrize("tail", [b'{"kind": "tra', b"\xff\xfe"])
 def test_incomplete_line_is_ignored(tmp_path, tail):
     path = written(tmp_path, ("train", 1, 0), ("train", 2, 0))
     path.write_bytes(path.read_bytes() + tail)
@@ -165,6 +130,9 @@ def test_incomplete_line_is_ignored(tmp_path, tail):
     written(tmp_path, ("train", 3, 0), resumed=(2, -1))
     assert [m["step"] for m in read_metrics(path)] == [1, 2, 3]
     assert all(json.loads(line) for line in path.read_text().splitlines())
+    MetricsFile(tmp_path / "new").write("train", 1, 0, {"loss": float("inf"), "per_class": {"car": float("nan")}})
+    (line,) = read_metrics(tmp_path / "new")
+    assert (line["loss"], line["per_class"]) == (None, {"car": None})
 
 
 def test_resumed_run_drops_lines_of_repeated_steps(tmp_path):

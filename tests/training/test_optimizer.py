@@ -11,12 +11,12 @@ import torch
 from support.golden_files import array
 from torch import nn
 
-from seamseg.config import config_from_string, default_config, load_config
+from seamseg.config import config_from_string, default_config
 from seamseg.config.sections import Scheduler
 from seamseg.models.backbones import Backbone
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
-from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, step_unless
+from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, step_unless
 from seamseg.training.optim.schedule import LRSchedule, step_note
 from seamseg.utils.errors import InputError
 
@@ -55,7 +55,6 @@ def test_groups_of_the_published_configurations(name, published_config):
 
 
 def test_frozen_norm_layers_do_not_learn_and_decay_is_optional():
-    """Parameters without gradient are in no group, shared ones in one."""
     net = small_net()
     net[0].weight.requires_grad_(False)
     net.append(net[1])
@@ -64,9 +63,16 @@ def test_frozen_norm_layers_do_not_learn_and_decay_is_optional():
     assert norm["lr"] == 0.0
     assert other["lr"] == 0.01
     assert norm["weight_decay"] == other["weight_decay"] == 1e-4
-    norm, _ = build_optimizer(small_net(), options(bn_frozen=False, weight_decay_norm=False)).param_groups
-    assert norm["lr"] == 0.01
-    assert norm["weight_decay"] == 0.0
+    optimizer = build_optimizer(small_net(), options(bn_frozen=False, weight_decay_norm=False, momentum=0.0))
+    norm, _ = optimizer.param_groups
+    assert (norm["lr"], norm["weight_decay"], norm["nesterov"]) == (0.01, 0.0, False)
+    assert not any(optimizer.state.values()), "SGD without momentum has no state"
+    adamw = build_optimizer(small_net(), options(type="adamw", momentum=0.8, beta2=0.95, bn_frozen=True))
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert [(g["lr"], g["weight_decay"], g["betas"], g["fused"]) for g in adamw.param_groups] == [
+        (0.0, 1e-4, (0.8, 0.95), True),
+        (0.01, 1e-4, (0.8, 0.95), True),
+    ]
 
 
 def trained(config):
@@ -80,21 +86,7 @@ def trained(config):
     return net, optimizer
 
 
-def test_adamw_has_the_groups_of_sgd():
-    adamw = build_optimizer(small_net(), options(type="adamw", momentum=0.8, beta2=0.95, bn_frozen=True))
-    sgd = build_optimizer(small_net(), options(bn_frozen=True))
-    assert isinstance(adamw, torch.optim.AdamW)
-    for one, two in zip(adamw.param_groups, sgd.param_groups, strict=True):
-        assert [p.shape for p in one["params"]] == [p.shape for p in two["params"]]
-        assert (one["lr"], one["weight_decay"]) == (two["lr"], two["weight_decay"])
-        assert one["betas"] == (0.8, 0.95)
-        assert one["fused"]
-        assert two["fused"]
-
-
 class Layered(Backbone):
-    """Layers 0 and 2, of which one has a tensor that is not decayed."""
-
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(2, 3), ABN(3), nn.Linear(3, 4, bias=False)
@@ -107,7 +99,6 @@ class Layered(Backbone):
 
 
 def test_rates_and_decay_of_the_layers_of_a_body():
-    """The rate of a layer is a factor times that of the one after it; the head follows the last one."""
     net = nn.ModuleDict({"body": Layered(), "head": nn.Linear(4, 5)})
     # as a network states it
     object.__setattr__(net, "backbone", net["body"])
@@ -130,33 +121,6 @@ def test_rates_and_decay_of_the_layers_of_a_body():
 def test_adamw_needs_betas_below_one(name):
     with pytest.raises(InputError, match=rf"\[optimizer\] {name} = 1: with type = adamw it must be below 1"):
         build_optimizer(small_net(), options(type="adamw", **{name: 1}))
-
-
-def test_sgd_without_momentum_has_no_state():
-    optimizer = build_optimizer(small_net(), options(momentum=0.0))
-    assert not any(optimizer.state.values())
-    assert not any(group["nesterov"] for group in optimizer.param_groups)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_restored_state_continues_bit_exactly(kind):
-    net, optimizer = trained(options(type=kind))
-    again, _ = trained(options(type=kind))
-    fresh = build_optimizer(again, options(type=kind))
-    set_learning_rates(optimizer, [0.5, 0.25])
-    load_optimizer_state(fresh, optimizer.state_dict(), "file")
-    assert [g["lr"] for g in fresh.param_groups] == [0.0, 0.01], "rates are not restored"
-    set_learning_rates(fresh, [0.5, 0.25])
-    for module, its in ((net, optimizer), (again, fresh)):
-        its.zero_grad()
-        module[0](torch.ones(5, 3)).sum().backward()
-        its.step()
-    for a, b in zip(net.parameters(), again.parameters()):
-        assert torch.equal(a, b)
-        assert optimizer.state[a].keys() == fresh.state[b].keys()
-        assert all(torch.equal(optimizer.state[a][key], fresh.state[b][key]) for key in optimizer.state[a])
-    if kind == "adamw":
-        assert [int(fresh.state[p]["step"]) for p in again.parameters()] == [3, 3, 2, 2, 2, 2]
 
 
 class Lion(torch.optim.Optimizer):
@@ -190,7 +154,6 @@ OTHERS = (
 
 @pytest.mark.parametrize("make", OTHERS, ids=lambda make: str(getattr(make, "keywords", None) or make.__name__))
 def test_state_that_begins_with_the_first_step_is_restored(make):
-    """To the bit, in the memory format of the parameters, whatever is saved."""
     states = []
     for interrupted in (False, True):
         torch.manual_seed(0)
@@ -226,8 +189,7 @@ def test_state_that_begins_with_the_first_step_is_restored(make):
 
 
 @pytest.mark.parametrize(
-    ("saved", "given", "used"),
-    [("sgd", None, "adamw"), ("adamw", None, "sgd"), ("adamw", "AdamW", "lion"), ("adamw", None, "lion")],
+    ("saved", "given", "used"), [("sgd", None, "adamw"), ("adamw", None, "sgd"), ("adamw", "AdamW", "lion")]
 )
 def test_state_of_another_type_of_optimizer_is_refused(saved, given, used):
     state = trained(options(type=saved))[1].state_dict()
@@ -265,7 +227,6 @@ CONFIGS = json.loads(bytes(array("ops", "scheduler/_configs")))
 
 
 def schedule(base_lrs, epoch_length, **options):
-    """Of the section `[scheduler]`."""
     given = {key: value for key, value in {"burn_in_steps": 0, **options}.items() if key in SECTION}
     text = "[scheduler]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
     config = config_from_string(text)
@@ -295,7 +256,6 @@ burn_in_steps = 200
 @pytest.mark.parametrize(
     ("keys", "mode", "images", "expected"),
     [
-        # of the original: nothing is stated, and the rate is theirs
         (
             "",
             "batch",
@@ -312,7 +272,6 @@ burn_in_steps = 200
             6,
             "set by the linear rule optimizer.step_images=6 optimizer.lr=0.15 scheduler.burn_in_steps=133",
         ),
-        ("step_images = 4", "epoch", 3, "optimizer.lr=0.0075 scheduler.burn_in_steps=267"),
         ("step_images = 1", "epoch", 500, "optimizer.lr=5 scheduler.burn_in_steps=1"),
         ("", "batch", 8, None),
         ("lr = 0.1", "batch", 1, None),
@@ -325,25 +284,16 @@ def test_images_a_step_that_the_rate_is_not_for(keys, mode, images, expected):
     assert note == expected or (expected in note and (mode == "epoch") == ("params" not in note))
 
 
-@pytest.mark.parametrize(
-    ("name", "images", "drop"), [("cityscapes_r50", 2975, "12 of 130"), ("vistas_r50", 18000, "8 of 85")]
-)
-def test_the_published_experiments_on_one_gpu(name, images, drop):
-    config = load_config(name)
-    assert f"the rate would drop after epoch {drop}: set optimizer.accumulate=8, or" in step_note(config, 1, images)
-    assert step_note(config, 8, images // 8) is None
-    assert ", the rate would not drop in its epochs, which are" in step_note(config, 1, 16)
-
-
 def test_epochs_count_with_update_mode_epoch_and_burn_in_counts_steps():
     params = {"step_size": 1, "gamma": 0.5}
     found = schedule([1.0], 10, type="step", params=params, epochs=3, update_mode="epoch", burn_in_steps=4)
     assert [found.factor(*at) for at in ((4, 0), (5, 0), (15, 1), (30, 2))] == [1.0, 1.0, 0.5, 0.25]
+    beyond = schedule([1.0], 10, type="poly", params={"gamma": 0.9}, epochs=1, update_mode="batch")
+    assert beyond.get_lr(11, 1) == [0.0]
 
 
 @pytest.mark.parametrize(("mode", "tried"), [("batch", [0, 1, 7, 15, 22, 30]), ("epoch", [0, 1, 2])])
 def test_a_curve_is_tried_before_the_training(mode, tried):
-    """At both ends and the quarters, so that most mistakes of a user's curve stop a training that has not begun."""
     seen, section = [], replace(default_config().scheduler, epochs=3, update_mode=mode)
     LRSchedule(lambda t, total, keys: seen.append(t) or 1.0, None, section, [1.0], 10)
     assert sorted(seen) == tried
@@ -352,20 +302,12 @@ def test_a_curve_is_tried_before_the_training(mode, tried):
             LRSchedule(lambda *_, factor=factor: factor, None, section, [1.0], 10)
 
 
-def test_beyond_the_end_poly_stays_zero():
-    found = schedule([1.0], 10, type="poly", params={"gamma": 0.9}, epochs=1, update_mode="batch")
-    assert found.get_lr(11, 1) == [0.0]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"type": "cosine"}, "no scheduler 'cosine'; known are linear, multistep, poly, step"),
         ({"type": "poly", "params": {}}, "a poly schedule needs gamma"),
         ({"type": "multistep", "params": {"gamma": 1}}, "needs milestones"),
         ({"type": "step", "params": {"gamma": 1, "step_size": 0}}, "step_size must be positive"),
-        ({"type": "poly", "params": {"gamma": 1}, "epochs": 0}, "epochs"),
-        ({"type": "poly", "params": {"gamma": 1}, "update_mode": "minute"}, "update_mode"),
     ],
 )
 def test_errors_of_schedules(options, message):

@@ -7,7 +7,8 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,6 @@ SHORT = ("scheduler.epochs=1", "dataloader.val_set=")
 
 @pytest.fixture(scope="module")
 def seven(tmp_path_factory) -> TrainingOptions:
-    """Options of a training on seven images, before it has run."""
     folder = tmp_path_factory.mktemp("seven")
     data = make_dataset(folder / "data", [2, 1, 0, 3, 1, 0, 2], [1, 2])
     return TrainingOptions(write_config(folder / "seven.ini"), data, folder / "run", overrides=SETTINGS, device="cpu")
@@ -53,7 +53,6 @@ def seven(tmp_path_factory) -> TrainingOptions:
 
 @pytest.fixture(scope="module")
 def straight(seven) -> Path:
-    """The run folder of an uninterrupted training."""
     with narrow_body():
         run_training(seven)
     return Path(seven.log_dir)
@@ -68,7 +67,6 @@ def again(seven: TrainingOptions, run: Path, *more: str) -> TrainingOptions:
 
 
 def train_until_killed(rank: int, join: Callable[[], None], options: TrainingOptions, step: int) -> None:
-    """Train in a process of its own, which ends in this step; the snapshots before it are on the disk."""
     save = SnapshotWriter.save
 
     def save_at_once(self: SnapshotWriter, *arguments: Any) -> None:
@@ -112,7 +110,6 @@ OPTIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_of_layers_losses_and_steps(seven, tmp_path, name):
-    """Points and crops are drawn anew in each step; a resumed run draws the same."""
     options = again(seven, tmp_path / "straight", *OPTIONS[name])
     run_training(options)
     with signals_at([3]):
@@ -125,7 +122,6 @@ def test_options_of_layers_losses_and_steps(seven, tmp_path, name):
 
 @pytest.mark.slow
 def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp_path):
-    """Killed without warning: the steps since the last snapshot are done again, to the same bits."""
     run = tmp_path / "run"
     options = again(seven, run, "general.snapshot_interval=2", "general.snapshot_keep=3")
     with pytest.raises(ProcessExitedException, match="SIGKILL"):
@@ -155,11 +151,10 @@ def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):
 
 
 def test_resume_with_another_batch_size(seven, tmp_path):
-    """The remaining images are trained on, and the schedule ends with the training."""
     run, seen, step = tmp_path / "run", [], Trainer._step
 
     def watched(self, epoch, group):
-        rates.append(self.schedule.factor(self.progress.global_step, epoch))
+        rates.append(self.state.schedule.factor(self.progress.global_step, epoch))
         if epoch == 0:
             seen.extend(i for fed in group for i in fed.source.ids)
         return step(self, epoch, group)
@@ -181,7 +176,6 @@ def test_resume_with_another_batch_size(seven, tmp_path):
 
 
 def test_other_images_restart_the_epoch(seven, straight, tmp_path):
-    """Pre-trained weights are for the start only; the schedule ends with the longer training."""
     pretrain = [str(straight / "model_last.pth.tar")]
     options = replace(again(seven, tmp_path / "run", "dataloader.val_set="), pretrain=pretrain)
     with signals_at([2]), pytest.raises(Preempted):
@@ -200,7 +194,6 @@ def test_other_images_restart_the_epoch(seven, straight, tmp_path):
 
 @pytest.fixture
 def stopped(seven, straight, tmp_path) -> Path:
-    """A finished run whose snapshots may be damaged; it keeps two."""
     return Path(shutil.copytree(straight, tmp_path / "stopped"))
 
 
@@ -244,17 +237,7 @@ def test_a_new_run_drops_the_snapshots_of_an_old_one_if_asked_to(seven, stopped,
     assert [p.name for p in (stopped / "snapshots").iterdir()] == ["step-00000004.pth.tar"]
 
 
-def test_resume_of_an_older_snapshot_drops_later_ones(seven, stopped):
-    first = stopped / "snapshots" / "step-00000004.pth.tar"
-    options = replace(again(seven, stopped, "general.snapshot_interval=1"), resume=first)
-    with signals_at([5]), pytest.raises(Preempted):
-        run_training(options)
-    names = sorted(p.name for p in (stopped / "snapshots").iterdir())
-    assert names == ["step-00000004.pth.tar", "step-00000005.pth.tar"]
-
-
 def test_full_disk_fails_at_the_next_step_and_keeps_older_snapshots(seven, tmp_path, monkeypatch):
-    """The error is masked by torch's writer, which raises its own."""
     run, opened = tmp_path / "run", []
 
     class Full(io.FileIO):
@@ -280,7 +263,6 @@ def test_full_disk_fails_at_the_next_step_and_keeps_older_snapshots(seven, tmp_p
 
 
 def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
-    """A delayed write contains the network of the step when it was saved."""
     kept, save = [], SnapshotWriter.save
 
     def delayed(self, snapshot, *rest):
@@ -297,30 +279,117 @@ def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
         assert torch.equal(snapshot.state_dict["optimizer"]["state"][0]["momentum_buffer"], momentum)
 
 
-# --- Files of earlier runs, and the snapshots that remain when a step fails
-
-
-EACH_STEP = ("general.snapshot_interval=1", "general.snapshot_keep=1")
-HUGE_RATE = (*EACH_STEP, "optimizer.lr=1e9")
-
-
-def steps_in(run: Path) -> list[int]:
-    return [step for step, _ in RunFolder(run).saved()]
-
-
-@pytest.fixture
-def options(micro: Path, micro_config: Path, tmp_path: Path, narrow: None) -> TrainingOptions:
-    """Of a training of four steps in a new folder."""
-    return TrainingOptions(micro_config, micro, tmp_path / "run", resume="auto", overrides=EACH_STEP, device="cpu")
-
-
-def test_a_training_that_has_diverged_resumes_from_an_earlier_snapshot(options: TrainingOptions) -> None:
-    """With a huge learning rate from step 3 on, it fails at step 4."""
-    run = Path(options.log_dir)
+def test_a_training_that_has_diverged_resumes_from_an_earlier_snapshot(micro, micro_config, tmp_path):
+    run, each_step = tmp_path / "run", ("general.snapshot_interval=1", "general.snapshot_keep=1")
+    options = TrainingOptions(micro_config, micro, run, resume="auto", overrides=each_step, device="cpu")
     with signals_at([2]), pytest.raises(Preempted):
         run_training(options)
     for _ in range(2):
+        # a huge rate from step 3 on
         with pytest.raises(Diverged, match=r"^training stopped at step 4: .*; lower optimizer\.lr, or begin with a "):
-            run_training(replace(options, overrides=HUGE_RATE))
-        assert steps_in(run) == [3, 2]
+            run_training(replace(options, overrides=(*each_step, "optimizer.lr=1e9")))
+        assert [step for step, _ in RunFolder(run).saved()] == [3, 2]
     assert run_training(replace(options, resume=RunFolder(run).step_path(2))).steps == 4
+
+
+# --- two processes, bit-exactly or with another number of processes
+
+ELASTIC = ("dataloader.train_batch_size=1", "general.log_interval=2", "scheduler.epochs=2")
+ACCUMULATE = "optimizer.accumulate=2"
+STOPS = (1, 4)
+"""The steps in which a process of the run to compare receives a signal."""
+
+
+def elastic_options(folder: Path, name: str, norm: str, *more: str) -> TrainingOptions:
+    config, settings = folder / f"{norm}.ini", (*ELASTIC, *more)
+    return TrainingOptions(config, folder / "data", folder / name, resume="auto", overrides=settings, device="cpu")
+
+
+def stretch(folder: Path, rank: int, stop: int | None) -> None:
+    step = Trainer._step
+
+    def watched(self, epoch, group):
+        if epoch == 0:
+            with open(folder / f"seen.{rank}", "a") as file:
+                file.writelines(i + "\n" for uploaded in group for i in uploaded.source.ids)
+        return step(self, epoch, group)
+
+    stops: Collection[int] = () if stop is None else (stop,)
+    with mock.patch.object(Trainer, "_step", watched), signals_at(stops, rank=rank):
+        if stop is None:
+            run_training(elastic_options(folder, "elastic", "syncbn"))
+            return
+        with pytest.raises(Preempted) as stopped:
+            run_training(elastic_options(folder, "elastic", "syncbn"))
+        assert stopped.value.exit_code == 128 + signal.SIGTERM
+
+
+def interrupted(rank: int, join: Callable[[], None], folder: Path) -> None:
+    with narrow_body():
+        join()
+        run_training(elastic_options(folder, "straight", "bn", ACCUMULATE))
+        with signals_at(STOPS, rank=1):
+            assert train_until_done(elastic_options(folder, "stopped", "bn", ACCUMULATE), join) == 2
+
+
+def elastic(rank: int, join: Callable[[], None], folder: Path) -> None:
+    with narrow_body():
+        join()
+        # rank 1 receives the signal, not the rank that saves; both stop a step later
+        stretch(folder, rank, 1 if rank == 1 else 99)
+        join()
+        if rank == 0:
+            with mock.patch.dict(os.environ, WORLD_SIZE="1"):
+                stretch(folder, rank, 4)
+        stretch(folder, rank, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("elastic")
+    make_dataset(folder / "data", [2, 0, 1, 3, 0, 1, 2, 1, 0], [1])
+    for norm in ("syncbn", "bn"):
+        write_config(folder / f"{norm}.ini", norm)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_interrupted_processes_resume_bit_exactly(folder):
+    launch(interrupted, 2, folder, seconds=400)
+    straight, stopped = folder / "straight", folder / "stopped"
+    assert load_snapshot(straight / "model_last.pth.tar").training_meta["global_step"] == 2 * 3
+    assert result(stopped) == result(straight)
+    assert result(stopped, "model_best.pth.tar") == result(straight, "model_best.pth.tar")
+    assert loss_lines(stopped) == loss_lines(straight)
+    log = (stopped / "training.log").read_text()
+    for step in STOPS:
+        assert log.count(f"SIGTERM: stopped after step {step + 1}, snapshot saved") == 1
+    # in the middle of an epoch those of plain batch norm differ; the snapshot has what differs from the first's
+    resume = load_snapshot(stopped / "snapshots" / "step-00000005.pth.tar").resume
+    assert resume is not None
+    assert resume["position"]["steps"] == 2
+    first, second = (state["buffers"] for state in resume["ranks"])
+    assert not first
+    assert second
+    assert all(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in second)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_one_and_two_again_see_each_image_once(folder):
+    launch(elastic, 2, folder, seconds=400)
+    seen = Counter(word for rank in range(2) for word in (folder / f"seen.{rank}").read_text().split())
+    assert set(seen) == {f"train{n}" for n in range(9)}
+    # two steps of two, two steps of one, three images left for two processes: one comes twice
+    assert sum(seen.values()) == 4 + 2 + 4
+    log = (folder / "elastic" / "training.log").read_text()
+    for words in (
+        "in epoch 1 after 2 of its steps, step 2",
+        "in epoch 1 after 4 of its steps, step 4",
+        "epoch 1/2 [6/6]",
+        "epoch 2/2 [5/5]",
+    ):
+        assert words in log
+    meta = load_snapshot(folder / "elastic" / "model_last.pth.tar").training_meta
+    assert meta["global_step"] == 2 + 2 + 2 + 5

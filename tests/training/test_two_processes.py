@@ -35,8 +35,6 @@ AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch
 
 
 class Eye(RedCars):
-    """Detects also a car that is often wrong."""
-
     def found(self, image):
         boxes = torch.cat([self.boxes(image), torch.tensor([[20.0, 10.0, 40.0, 36.0]])])
         # equal scores, too: the order of the images decides
@@ -47,14 +45,12 @@ class Eye(RedCars):
 
 
 def seen(folder: Path, world: World) -> dict:
-    """The scores of :class:`Eye`."""
     config = load_config(folder / "sync.ini", overrides=AP)
     return Validator.open(folder / "data", "val", config, world, quiet=True)(Eye()).to_json()
 
 
 @contextmanager
 def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Callable[..., None]]:
-    """Yield a function that trains and writes the scores, and digests of the weights whenever they are saved."""
     save = Trainer._save
 
     def watched(trainer, is_best=False):
@@ -63,7 +59,7 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
             return
         if rank == 0:
             trainer.writer.wait()
-        tensors = [*trainer.state.net.state_dict().values()]
+        tensors = [*trainer.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:
             file.write(digest + "\n")
@@ -86,7 +82,6 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
 
 
 def work_more(rank: int, join: Callable[[], None], folder: Path) -> None:
-    """Run the cases of the slow tests."""
     with trainings(rank, join, folder) as train:
         train("empty", data="empty_data")
         train("negatives", "roi.sample_empty_images=yes")
@@ -110,7 +105,6 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder with the results of the two processes."""
     folder = tmp_path_factory.mktemp("two")
     # one image a process and step: in most steps only one process has things, in some none
     make_dataset(folder / "data", [2, 0, 0, 3, 0], [1, 2, 0])
@@ -122,7 +116,6 @@ def folder(tmp_path_factory):
 
 
 def check_equal(folder, name):
-    """Both processes have the same scores, and after each epoch the same network."""
     first, second = (json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2))
     assert first == second
     best = [(folder / f"{name}.{rank}.best").read_text() for rank in range(2)]
@@ -157,7 +150,6 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
 
 
 def test_scores_are_the_same_in_one_and_two_processes(folder):
-    """Exactly equal, average precision included: each image counts once, at native size."""
     with narrow_body():
         model = folder / "mixed" / "model_last.pth.tar"
         options = EvaluationOptions(model, folder / "data", "cpu", quiet=True, overrides=AP)

@@ -1,17 +1,25 @@
 """From gradients to weights: skipped and applied updates, clipping, and no reads from the device."""
 
+import copy
+
 import pytest
 import torch
 from support.host_reads import HostReads
+from support.micro import train
 from support.processes import launch
-from support.small_updates import Worker, images, same, state_of
+from support.small_models import save_snapshot
+from support.small_updates import Worker, images, same, small_net, state_of, stepper_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
+import seamseg
+from seamseg.checkpoints.pretrained import load_pretrained
+from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_state
 from seamseg.ops.fused import autocast
 from seamseg.training.checkpointing.checkpoint import load_stepper_state, stepper_state
 from seamseg.utils.distributed import distributed
+from seamseg.utils.errors import InputError
+from seamseg.validation.validator import Validator
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 KINDS = ("sgd", "adamw")
@@ -74,33 +82,15 @@ def test_overflow_in_the_first_step_has_no_effect(kind):
     same(state_of(one.stepper, scaler=False), state_of(two.stepper, scaler=False))
 
 
-class Counting(torch.optim.Optimizer):
-    """Of a user, with numbers of Python."""
-
-    def __init__(self, params):
-        super().__init__(params, {"steps": 0})
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        self.steps += 1
-        for group in self.param_groups:
-            group["steps"] += 1
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                state["steps"] = state.get("steps", 0) + 1
-                parameter -= 0.1 / state["steps"] * parameter.grad
-
-
 def test_a_skipped_step_of_fp16_is_not_counted():
     worker = Worker(precision="fp16")
-    worker.stepper.optimizer = optimizer = Counting(worker.net.parameters())
+    # not fused
+    worker.stepper.optimizer = optimizer = torch.optim.NAdam(worker.net.parameters())
     skipped = [
         bool(worker.step(seed, gradient=gradient).skipped) for seed, gradient in enumerate((0.0, torch.inf, 0.0))
     ]
     assert skipped == [False, True, False]
-    assert (optimizer.steps, optimizer.param_groups[0]["steps"]) == (2, 2)
-    assert {state["steps"] for state in optimizer.state.values()} == {2}
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2}
 
 
 def test_clipping_is_that_of_torch():
@@ -115,13 +105,6 @@ def test_clipping_is_that_of_torch():
         torch.testing.assert_close(result.norm, norm, rtol=1e-6, atol=0)
         assert norm > 0.01
     torch.testing.assert_close(state_of(worker.stepper), state_of(reference.stepper), rtol=1e-6, atol=1e-8)
-
-
-def test_high_limit_does_not_change_the_update():
-    one, two = Worker(clip_norm=1e30), Worker()
-    for seed in range(3):
-        one.step(seed), two.step(seed)
-    same(state_of(one.stepper), state_of(two.stepper))
 
 
 def test_precisions_agree():
@@ -142,21 +125,6 @@ def test_update_does_not_read_from_the_device(precision, kind):
     with HostReads() as reads:
         worker.step(1)
     assert reads.count == 0, reads
-
-
-def test_scale_of_fp16_is_saved():
-    worker = Worker(precision="fp16")
-    worker.step(0, gradient=float("inf"))
-    state = stepper_state(worker.stepper)
-    assert set(state) == {"scaler"}
-    assert all(isinstance(x, (int, float)) for x in tree_leaves(state))
-    again = Worker(precision="fp16")
-    load_stepper_state(again.stepper, state, "file")
-    assert stepper_state(again.stepper) == state
-    assert state["scaler"]["scale"] == 128.0
-    plain = Worker()
-    load_stepper_state(plain.stepper, state, "file")
-    assert stepper_state(plain.stepper) == {}
 
 
 # --- two processes: invalid values in one skip the step in both; both average the same statistics
@@ -182,7 +150,6 @@ class Loss(nn.Module):
 
 
 def work(rank, join, folder):
-    """Run all cases and write the states of this process to a file."""
     found = {}
     for name, (precision, what, _) in CASES.items():
         join()
@@ -210,7 +177,6 @@ def work(rank, join, folder):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The states of both processes."""
     folder = tmp_path_factory.mktemp("two")
     launch(work, 2, folder)
     return [torch.load(folder / f"{rank}.pth", weights_only=True) for rank in range(2)]
@@ -242,3 +208,124 @@ def test_statistics_of_the_average_are_shared_too(found):
         assert not torch.equal(one[-2][key], two[-2][key])
         assert torch.equal(one[-1][key], one[-2][key])
     same(one[-1], two[-1])
+
+
+# --- the moving average of the weights
+
+
+@pytest.mark.parametrize("decay", [0.6, 0.15])
+def test_average_matches_its_formula(decay):
+    worker = Worker(ema=decay)
+    expected = worker.net.body[0].weight.detach().double()
+    for number in range(8):
+        worker.step(number)
+        own = worker.net.body[0].weight.detach().double()
+        keep = min(decay, (1 + number) / (10 + number))
+        expected = keep * expected + (1 - keep) * own
+        torch.testing.assert_close(
+            worker.stepper.ema.state_dict()["body"]["0.weight"].double(), expected, rtol=1e-5, atol=1e-7
+        )
+    assert worker.stepper.ema.state_dict()["updates"] == 8
+
+
+def test_running_statistics_are_averaged_and_counters_and_frozen_weights_copied():
+    worker = Worker()
+    worker.net.body[0].weight.requires_grad_(False)
+    worker.stepper = stepper_of(worker.net, ema=0.9)
+    for seed in range(3):
+        worker.step(seed)
+    state = worker.stepper.ema.state_dict()["body"]
+    assert state["1.num_batches_tracked"] == 3
+    assert state["0.weight"].data_ptr() == worker.net.body[0].weight.data_ptr()
+    for key in ("1.running_mean", "3.running_var", "2.weight"):
+        assert not torch.equal(state[key], worker.net.body.state_dict()[key])
+    assert len(worker.stepper.ema.statistics) == 4
+
+
+def test_average_is_swapped_in_and_out():
+    worker = Worker(ema=0.9)
+    for seed in range(2):
+        worker.step(seed)
+    before, average = state_of(worker.stepper), worker.stepper.ema.state_dict()
+    addresses = [t.data_ptr() for t in worker.net.state_dict().values()]
+    with worker.stepper.ema.swapped_in():
+        held = network_state(worker.net)
+        assert all(torch.equal(held[part][key], average[part][key]) for part in held for key in held[part])
+        assert not torch.equal(held["body"]["0.weight"], before["net.body.0.weight"])
+    same(before, state_of(worker.stepper))
+    assert addresses == [t.data_ptr() for t in worker.net.state_dict().values()]
+
+
+def test_state_is_saved_and_continues():
+    one = Worker(ema=0.9)
+    one.step(0), one.step(1)
+    two = copy.deepcopy(one)
+    saved = copy.deepcopy(stepper_state(one.stepper))
+    assert saved["ema"].keys() == {"body", "rpn_head", "updates"}
+    assert {part: t.keys() for part, t in network_state(one.net).items()} == {
+        part: saved["ema"][part].keys() for part in ("body", "rpn_head")
+    }
+    two.stepper.ema.reset()
+    load_stepper_state(two.stepper, {"body": {}, **saved}, "file")
+    one.step(2), two.step(2)
+    same(state_of(one.stepper), state_of(two.stepper))
+    load_stepper_state(Worker().stepper, saved, "a training without an average")
+    # without a saved one it starts from the current weights
+    load_stepper_state(one.stepper, {"body": {}}, "file")
+    state = one.stepper.ema.state_dict()
+    assert state["updates"] == 0
+    for part, tensors in network_state(one.net).items():
+        assert all(torch.equal(state[part][key], value) for key, value in tensors.items())
+
+
+@pytest.mark.parametrize("damage", [{"rpn_head": 3}, {"rpn_head": {"bias": torch.zeros(3)}}, {"updates": None}])
+def test_the_average_of_another_network_is_refused(damage):
+    worker = Worker(ema=0.9)
+    state = {"ema": {**stepper_state(worker.stepper)["ema"], **damage}}
+    with pytest.raises(InputError, match=r"old\.tar: its moving average .* optimizer\.ema=0"):
+        load_stepper_state(worker.stepper, state, "old.tar")
+
+
+def test_the_average_of_a_snapshot_is_loaded_by_default(tmp_path):
+    net, path = small_net(), tmp_path / "snapshot.tar"
+    state = network_state(net)
+    ones, twos = ({p: {k: torch.full_like(v, n) for k, v in t.items()} for p, t in state.items()} for n in (1, 2))
+    save_snapshot(path, Snapshot("", {**ones, "ema": {**twos, "updates": torch.tensor(7)}}))
+    loaded = load_snapshot(path)
+    for averaged, value in ((True, 2), (False, 1)):
+        report = load_into(net, loaded, averaged=averaged)
+        assert report.averaged == averaged
+        assert all((t == value).all() for t in net.state_dict().values())
+    net = small_net()
+    report = load_pretrained(net, f"body:{path}")
+    assert str(report) == f"loaded {len(net.body.state_dict())} tensors of the moving average"
+    assert all((t == 2).all() for t in net.body.state_dict().values())
+    del loaded.state_dict["ema"]
+    report = load_into(net, loaded)
+    assert not report.averaged
+    assert "moving" not in str(report)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_average_is_validated_and_used_for_prediction(micro, micro_config, tmp_path, monkeypatch, seamseg_main, capsys):
+    seen, score = [], Validator.score
+
+    def watched(self, predictor, *args, **options):
+        head = predictor.network.net.rpn_head
+        seen.append(head.state_dict()["conv1.weight"].clone())
+        return score(self, predictor, *args, **options)
+
+    monkeypatch.setattr(Validator, "score", watched)
+    last = tmp_path / "run" / "model_last.pth.tar"
+    train(micro_config, micro, tmp_path / "run", "optimizer.ema=0.9", "scheduler.epochs=1")
+    train(micro_config, micro, tmp_path / "eval", evaluate=True, resume=last)
+    assert seamseg_main("evaluate", last, micro, "--device", "cpu") == 0
+    assert "model_last.pth.tar: scoring the moving average of its weights" in capsys.readouterr().err
+    trained, alone, _ = seen  # the last has its norms folded
+    state = load_snapshot(last).state_dict
+    assert state["ema"]["updates"] == 2
+    average = state["ema"]["rpn_head"]["conv1.weight"]
+    assert torch.equal(trained, average)
+    assert torch.equal(alone, average)
+    assert not torch.equal(state["rpn_head"]["conv1.weight"], average)
+    assert seamseg.load(last, device="cpu").network.averaged

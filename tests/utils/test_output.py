@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import seamseg
-from seamseg.training.logging.logs import TextLog
+from seamseg.training.logging.reporter import TextLog
 from seamseg.utils.errors import InputError, one_line, printable
 from seamseg.utils.output import echo, warn
 from seamseg.utils.progress import progress
 
 PACKAGE = Path(seamseg.__file__).parent
-ALONE = ("utils/output.py", "utils/native.py", "utils/progress.py", "training/logging/logs.py")
+ALONE = ("utils/output.py", "utils/native.py", "utils/progress.py", "training/logging/reporter.py")
 """The functions themselves, the bar and the log, which are tested below, and a file that setup.py runs alone."""
 RAW = ("warnings.warn", "warnings.warn_explicit", "traceback.print_", "sys.stdout.write", "sys.stderr.write")
 HOSTILE = "a\x1b]0;x\x07\x9b2J\u202egpj\u2066\u200b\U000e0041"

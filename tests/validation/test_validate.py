@@ -1,5 +1,6 @@
 """Validation and `evaluate_model`: native size, exactness, and models that do not fit."""
 
+import filecmp
 import json
 import math
 import shutil
@@ -11,14 +12,17 @@ import torch
 from PIL import Image
 from support.micro import make_dataset, narrow_body
 from support.predictors import StandIn
+from support.processes import launch
 from support.small_models import SEMANTIC
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
 from seamseg.inference.predictor import build_predictor
+from seamseg.maps.evaluation import evaluate_panoptic_json
+from seamseg.maps.evaluation.record import read_evaluation
+from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.metadata import read_metadata, write_metadata
-from seamseg.maps.metrics_file import read_metrics
 from seamseg.maps.predictions import Prediction
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
@@ -39,8 +43,6 @@ OPTIONS = {
 
 
 class Mapped(StandIn):
-    """A network without detections, whose class map is a function of the image."""
-
     def __init__(self, kind, classes_of):
         super().__init__()
         self.kind, self.classes_of, self.modes = kind, classes_of, []
@@ -53,7 +55,6 @@ class Mapped(StandIn):
 
 
 def sky_or_road(image):
-    """The classes of the ground truth in scenes with a blue sky and a grey road."""
     return (image[2] <= image[0] + 1).long()
 
 
@@ -118,7 +119,6 @@ def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
 def test_legacy_scores_use_the_size_of_the_original_and_no_tiles(
     micro, micro_run, monkeypatch, legacy, given, size, tiles
 ):
-    """Unless they are asked for."""
     built = []
 
     def build(opened, options, size):
@@ -159,7 +159,6 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_scores_are_those_of_the_files_of_predict(micro, micro_run, tmp_path, options, seamseg_main):
-    """Of `evaluate MODEL DATA`, with the same options."""
     (tmp_path / "photos").mkdir()
     for name in ("val0", "val1", "val2"):
         shutil.copy(micro / "img" / f"{name}.png", tmp_path / "photos")
@@ -175,12 +174,81 @@ def test_scores_are_those_of_the_files_of_predict(micro, micro_run, tmp_path, op
         assert of_model[key] == pytest.approx(of_files[key], abs=1e-6), key
 
 
+# --- the evaluation folder: its files agree with the scores, for any number of processes
+
+
+@pytest.fixture(scope="module")
+def folder(micro, micro_run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("folder") / "evaluation"
+    with narrow_body():
+        found = evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split="train", quiet=True, out=out))
+    return out, found
+
+
+def test_its_files_have_the_scores_of_the_model(folder, micro, micro_run):
+    out, scores = folder
+    again = evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json")
+    assert again.n_images == 4
+    assert sum(c.TP for c in again.per_class) > 0
+    # things without a detection are void in files, so the IoU of the class map may be greater
+    assert again.mIoU == again.mIoU_segments
+    for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "PQ_dagger", "mIoU_segments"):
+        assert getattr(again, key) == pytest.approx(getattr(scores, key), abs=1e-15, nan_ok=True), key
+    assert read_evaluation(out).scores == scores.to_json()
+    assert read_evaluation(out).title == f"{micro_run.name} on train of {micro.name}"
+
+
+def test_its_records_belong_to_its_maps(folder, micro):
+    out, scores = folder
+    found = read_evaluation(out)
+    assert [c.name for c in found.classes] == ["sky", "road", "car"]
+    assert None not in found.colours
+    assert found.photos is not None
+    maps = [read_coco_panoptic(of.json, of.folder) for of in (found.ground_truth, found.prediction)]
+    segments = [{a.file_name: {s["id"]: s for s in a.segments_info} for a in one.annotations} for one in maps]
+    images = list(found.images())
+    assert [i.image_id for i in images] == [f"train{n}" for n in range(4)]
+    for image in images:
+        assert (found.photos / image.photo).is_file()
+        for side, name, of in zip(
+            (image.ground_truth, image.prediction), (image.ground_truth_png, image.prediction_png), segments
+        ):
+            entries = of[name]
+            assert {s.id for s in side} == set(entries)
+            for s in side:
+                assert found.classes[s.category].id == entries[s.id]["category_id"]
+                assert s.area == entries[s.id]["area"]
+        partner = {s.id for s in image.prediction}
+        assert all(s.partner in partner for s in image.ground_truth if s.partner is not None)
+        scored = [s for s in image.prediction if s.category == 2]
+        assert all(s.score is not None for s in scored)
+    for c, one in enumerate(scores.per_class):
+        matched = [s for i in images for s in i.ground_truth if (s.category, s.outcome) == (c, "matched")]
+        assert len(matched) == one.TP
+
+
+@pytest.mark.distributed
+def test_two_processes_write_the_same(folder, micro, micro_run, tmp_path):
+    launch(_evaluate, 2, str(micro_run), str(micro), str(tmp_path / "two"))
+    compared = filecmp.dircmp(folder[0], tmp_path / "two")
+    names = [*compared.common_files, *(f"{d}/train{n}.png" for d in ("prediction", "ground_truth") for n in range(4))]
+    assert len(names) == 12
+    assert not compared.left_only
+    assert not compared.right_only
+    assert filecmp.cmpfiles(folder[0], tmp_path / "two", names, shallow=False)[0] == names
+
+
+def _evaluate(rank, join, model, data, out):
+    join()
+    with narrow_body():
+        evaluate_model(EvaluationOptions(model, data, "cpu", split="train", quiet=True, out=out))
+
+
 # --- semantic networks
 
 
 @pytest.fixture(scope="module")
 def semantic_run(micro, tmp_path_factory):
-    """A run folder after two epochs."""
     folder = tmp_path_factory.mktemp("semantic")
     config = folder / "semantic.ini"
     config.write_text(SEMANTIC)
@@ -195,7 +263,7 @@ def test_iou_of_a_semantic_network_at_native_size(micro):
     scores = validator(Mapped("semantic", lower_half))
     counts = np.zeros((3, 3), int)
     for index in range(3):
-        _, mask, info = validator.dataset.read(index)
+        mask, info = validator.dataset.reader.read_masks(index), validator.dataset.images[index]
         truth = np.array([255 if c == 255 else c for c in info.cat])[mask[0]]
         predicted = np.zeros(info.size, int)
         predicted[info.size[0] // 2 :] = 1
@@ -211,19 +279,6 @@ def test_iou_of_a_semantic_network_at_native_size(micro):
     assert json.loads(json.dumps(scores.to_json()))["per_class"]["car"]["IoU"] == pytest.approx(iou[2])
 
 
-def test_run_folder_of_a_semantic_network(semantic_run, micro, seamseg_main, tmp_path):
-    model = open_model(semantic_run)
-    assert model.config.kind == "semantic"
-    assert {"body", "head", "cls", "sem_loss_meter"} <= set(model.snapshot.state_dict)
-    assert model.metadata == read_metadata(micro / "metadata.bin").without_images()
-    scores = evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True))
-    assert seamseg_main("evaluate", semantic_run, micro, "--device", "cpu", "--json", tmp_path / "s.json") == 0
-    assert json.loads((tmp_path / "s.json").read_text())["mIoU"] == scores.mIoU
-    validations = [line for line in read_metrics(semantic_run / "metrics.jsonl") if line["kind"] == "validation"]
-    assert len(validations) == 2
-    assert validations[-1]["mIoU"] == pytest.approx(scores.mIoU)
-
-
 def test_what_a_semantic_network_refuses(semantic_run, micro, tmp_path):
     with pytest.raises(InputError, match="evaluation folder holds panoptic maps"):
         evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True, out=tmp_path / "out"))
@@ -231,11 +286,3 @@ def test_what_a_semantic_network_refuses(semantic_run, micro, tmp_path):
         evaluate_model(EvaluationOptions(semantic_run, micro, "cpu", quiet=True, legacy=True))
     with pytest.raises(InputError, match="is a model for semantic, not for panoptic"):
         open_model(semantic_run, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_unreadable_image_is_an_error(micro_run, tmp_path, refused, workers):
-    data = make_dataset(tmp_path / "data", [1], [1, 1])
-    (data / "img" / "val1.png").write_bytes(b"no image")
-    words = ("--device", "cpu", "--quiet", "--set", f"dataloader.num_workers={workers}")
-    assert f"{data}/img/val1.png: not an image" in refused("evaluate", micro_run, data, *words)

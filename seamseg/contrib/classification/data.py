@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -21,10 +22,9 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from seamseg.contrib.classification.config import ClassifierConfig, InputConfig
-from seamseg.data.input_size import InputSize, resize_shortest
-from seamseg.data.loader import BatchLoader, LoaderOptions, shard_loader, train_loader
+from seamseg.data.input_size import InputSize
+from seamseg.data.loader import BatchLoader, shard_loader, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
-from seamseg.data.transforms import pil_to_tensor
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import image_files, open_image
 from seamseg.utils.distributed import World
@@ -149,7 +149,7 @@ def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: Wo
     sampler = DistributedARBatchSampler(
         sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
     )
-    return train_loader(dataset, sampler, LoaderOptions.of(training, training.seed, world), collate_images)
+    return train_loader(dataset, sampler, training, world, collate_images)
 
 
 def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> BatchLoader:
@@ -192,7 +192,8 @@ def lighting(image: Tensor) -> Tensor:
 def to_float(image: Image.Image) -> Tensor:
     """Convert an RGB image to `3 x H x W` float32, values 0 to 1."""
     # torchvision multiplies by 1 / 255, which differs in the last bit
-    return pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
+    return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
 
 
 def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Compose:
@@ -223,7 +224,7 @@ def test_transform(options: InputConfig, ten_crops: bool = False) -> v2.Compose:
         # exported classifiers prepare images in the same way, without torchvision
         size = InputSize(scale if scale > 0 else None, crop=(crop, crop))
         return v2.Compose([size.scale, to_float, _normalise(options)])
-    steps: list[Callable[..., Any]] = [partial(resize_shortest, shortest=scale)] if scale > 0 else []
+    steps: list[Callable[..., Any]] = [v2.Resize(scale)] if scale > 0 else []
     return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
 
 

@@ -38,11 +38,10 @@ from seamseg.data.loader import BatchLoader
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.network import BatchOptions, TrainingModule
 from seamseg.training.checkpointing.run_folder import RunFolder
-from seamseg.training.logging.logs import TextLog
+from seamseg.training.logging.reporter import TextLog
 from seamseg.training.optim.optimizer import can_fuse, fill_state, sgd
 from seamseg.training.optim.schedule import Curve, LRSchedule, multistep, step
-from seamseg.training.options import TrainerOptions, TrainingOptions
-from seamseg.training.result import TrainResult
+from seamseg.training.options import TrainerOptions, TrainingOptions, TrainResult
 from seamseg.training.run import run_training
 from seamseg.training.setup import Setup
 from seamseg.utils.distributed import World

@@ -337,7 +337,7 @@ def _images(
 ) -> Iterator[np.ndarray]:
     """Yield images at the size of the network, `H x W x 3`, which are read one by one; show the progress of `desc`."""
     assert source.input_size is not None
-    scale = source.input_size.within(metadata.size or (_largest_example(metadata),) * 2)
+    scale = replace(source.input_size, max_size=metadata.size or (_largest_example(metadata),) * 2)
     # made with the first image, so that the time until then does not count
     for path in paths if desc is None else progress(paths, desc=desc):
         yield network_input(as_image(path), scale)

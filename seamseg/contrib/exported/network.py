@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class ExportedModel:
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input."""
         size_for = options.input_size_of_authors if self._exported.of_queries else options.input_size
-        return size_for(self.config).within(self._exported.size)
+        return replace(size_for(self.config), max_size=self._exported.size)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""

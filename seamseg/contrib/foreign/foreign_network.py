@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from seamseg.config import Config, config_from_string
-from seamseg.data.transforms import Normalise
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.predictions import InferenceNetwork
+from seamseg.structures import Normalise
 
 
 class ForeignNetwork(InferenceNetwork):
@@ -19,7 +19,7 @@ class ForeignNetwork(InferenceNetwork):
 
     def __init__(self, net: nn.Module, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> None:
         self.net = net.to(device)
-        self.normalise = normalise.to(device)
+        self.normalise = normalise
         self.device = device
         self.on_gpu = device.type != "cpu"
         self.dtype = dtype

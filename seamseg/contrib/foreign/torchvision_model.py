@@ -21,11 +21,11 @@ from seamseg.contrib.foreign.class_lists import identify_things, read_classes
 from seamseg.contrib.foreign.families import DEFAULT_SIZE
 from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
 from seamseg.data.input_size import InputSize
-from seamseg.data.transforms import Normalise
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, Prediction
 from seamseg.models.folding import choose_precision
+from seamseg.structures import Normalise
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, one_line
 
@@ -142,7 +142,7 @@ class TorchvisionModel:
             reason = one_line(error)[:200]
             raise InputError(f"{self.name}: the weights are not those of a {self._network}: {reason}") from None
         loading = self.config.dataloader
-        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std, self._device)
         return TorchvisionNetwork(net.eval(), self.kind, self._classes, normalise, self._device, self._dtype)
 
     def _identify(self, names: Sequence[str], count: int, meta: str | Path | None) -> tuple[Metadata, np.ndarray]:

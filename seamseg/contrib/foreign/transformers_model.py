@@ -33,10 +33,10 @@ from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THR
 from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.data.input_size import InputSize
-from seamseg.data.transforms import Normalise
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.folding import choose_precision
+from seamseg.structures import Normalise
 from seamseg.utils.distributed import choose_device, is_main_process
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, one_line
 from seamseg.utils.output import echo, quiet_logs
@@ -234,7 +234,7 @@ class TransformersModel:
             tokens = task_tokens(self._folder, self.family.task, self._task_length)
         net = load_network(self._folder, self.family)
         loading = self.config.dataloader
-        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std, self._device)
         return TransformersNetwork(
             net, self.family, self._classes, normalise, self._device, self._dtype, self.side, tokens
         )

@@ -30,10 +30,9 @@ from seamseg.contrib.foreign.transformers_model import (
     quiet,
     square_side,
 )
-from seamseg.data.transforms import Normalise
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
-from seamseg.structures import Batch
+from seamseg.structures import Batch, Normalise
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import parse_json
 

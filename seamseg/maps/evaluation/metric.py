@@ -43,7 +43,7 @@ class Metric:
 
         Parameters
         ----------
-        item : :class:`seamseg.validation.items.ValidationItem`: `mask`, a tensor of ids `L x h x w` at native size,
+        item : :class:`seamseg.validation.validator.ValidationItem`: `mask`, a tensor of ids `L x h x w` at native size,
             their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, `pixels`, the network's input,
             `H x W x 3` uint8, `maps`, read for :attr:`reads` by name, `channels x h x w` float32, and `result`, what is
             scored, after all thresholds, at native size and in the classes of the data set: a

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,20 +18,20 @@ from seamseg.checkpoints.snapshot import (
     Snapshot,
     check_storable,
     load_into,
+    load_tensors,
     network_parts,
 )
 from seamseg.config.components import Record
-from seamseg.data.samplers import DistributedARBatchSampler, EpochSegment
+from seamseg.data.samplers import EpochSegment
 from seamseg.maps.evaluation.metric import Selection
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.training.callbacks import Callbacks
-from seamseg.training.checkpointing.rank_state import gather_rank_states, load_rank_buffers, with_rank_averages
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.optim.optimizer import load_optimizer_state
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
-from seamseg.utils.distributed import World
+from seamseg.utils.distributed import World, gather_objects
 from seamseg.utils.errors import InputError
 
 
@@ -43,29 +45,10 @@ class TrainState:
     config: str
     components: tuple[Record, ...] = ()
 
-    @property
-    def options(self) -> TrainerOptions:
-        """The options of the trainer."""
-        return self.stepper.options
-
-    @property
-    def world(self) -> World:
-        """The processes."""
-        return self.stepper.world
-
-    @property
-    def net(self) -> nn.Module:
-        """The network, on the device of this process."""
-        return self.stepper.net
-
 
 @dataclass
 class TrainingProgress:
-    """Epochs and steps that are done, and the scores.
-
-    `epoch` is the index of the last finished epoch, -1 before the first. Scores are 0 before the first validation.
-    `best_of` is the name of the best score; empty before the first, and in snapshots of the original.
-    """
+    """Finished epochs, by the index of the last, and steps; scores, 0 before the first; `best_of` may be empty."""
 
     epoch: int = -1
     global_step: int = 0
@@ -74,10 +57,7 @@ class TrainingProgress:
     best_of: str = ""
 
     def validated(self, score: Selection, has_best: bool) -> bool:
-        """Take note of the score of a validation; return whether it is the best so far, which NaN never is.
-
-        Without `has_best` there is no best snapshot to compare with; one that another score has chosen does not count.
-        """
+        """Return whether a score is the best so far, which NaN never is; `has_best` is whether there is one."""
         comparable = has_best and self.best_of in ("", score.name)
         is_best = score.beats(self.best_score) if comparable else not math.isnan(score.value)
         self.last_score = score.value
@@ -90,11 +70,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """A position after some steps of an epoch, from 0.
-
-    `segments` are the batches of these steps, and how they were divided among processes; for `order` see
-    :func:`data_order`.
-    """
+    """A position after `steps` of an epoch, with the parts of which it consists and the `order` of the sampler."""
 
     epoch: int
     steps: int
@@ -108,34 +84,14 @@ class EpochPosition:
             self, steps=self.steps + 1, segments=(*self.segments[:-1], last._replace(done=last.done + batches))
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position as plain numbers and lists."""
-        segments = [list(segment) for segment in self.segments]
-        return {"epoch": self.epoch, "steps": self.steps, "segments": segments, "order": list(self.order)}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> EpochPosition:
-        """Restore a position from :meth:`state_dict`; KeyError, TypeError or ValueError if it is malformed."""
-        segments = tuple(EpochSegment(*map(int, segment)) for segment in state["segments"])
-        return cls(int(state["epoch"]), int(state["steps"]), segments, tuple(map(int, state["order"])))
-
-
-def data_order(sampler: DistributedARBatchSampler, seed: int) -> tuple[int, int]:
-    """Return what determines the order of the images besides the epoch: their number and the seed of the run.
-
-    A position is valid only in an epoch of the same order.
-    """
-    return len(sampler.img_sizes), seed
-
 
 @dataclass(frozen=True)
 class ResumePoint:
     """Where a resumed training begins.
 
-    `position` is None at the begin of an epoch, `is_best` if this is the snapshot of the best epoch so far.
-    `rank_states` are the states of the processes that wrote it, by rank; empty in snapshots of the original.
-    `stepper_state` is :func:`stepper_state` of the main process; `callbacks` are states by name. `missing` are
-    lines about custom components of the snapshot that are not imported, or have changed.
+    `position` is None at the begin of an epoch; `is_best` is for the snapshot of the best epoch. `rank_states` are the
+    states of the processes that wrote it; empty in snapshots of the original. `stepper_state` is that of the main
+    process; `missing` are lines about custom components that are not imported, or have changed.
     """
 
     source: Path
@@ -153,6 +109,64 @@ class ResumePoint:
         return self.rank_states[world.rank] if len(self.rank_states) == world.size else None
 
 
+def seed_everything(seed: int, epoch: int, rank: int, step: int | None = None) -> None:
+    """Seed the RNGs of Python, NumPy and torch for an epoch of a process, or for its remainder from a step on."""
+    words = ["seamseg", seed, epoch, rank, *([] if step is None else [step])]
+    value = random.Random("/".join(map(str, words))).getrandbits(63)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of all RNGs of this process."""
+    version, internal, python_gauss = random.getstate()
+    twister: Any = np.random.get_state(legacy=False)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": {"version": version, "state": torch.tensor(internal), "gauss": python_gauss},
+        "numpy": {
+            "keys": torch.from_numpy(twister["state"]["key"].astype(np.int64)),
+            "position": int(twister["state"]["pos"]),
+            "has_gauss": int(twister["has_gauss"]),
+            "gauss": float(twister["gauss"]),
+        },
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore :func:`rng_state`."""
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["state"].tolist()), python["gauss"]))
+    keys: Tensor = numpy["keys"]
+    np.random.set_state(
+        ("MT19937", keys.numpy().astype(np.uint32), numpy["position"], numpy["has_gauss"], numpy["gauss"])
+    )
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def gather_rank_states(
+    world: World, net: nn.Module, averaged: Mapping[str, Any], losses: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Gather random numbers, buffers and averages of every process, by rank; a collective call."""
+    states = _states(net), averaged
+    buffers, means = ({k: value.detach().cpu().clone() for k, value in _buffers(net, of).items()} for of in states)
+    own = {"random": rng_state(world.device), "losses": losses, "buffers": buffers, "ema": means}
+    gathered = gather_objects(world, own)
+    # without what the snapshot holds anyway: buffers are made equal once an epoch only
+    main = gathered[0]
+    for state in gathered[1:]:
+        for kind in ("buffers", "ema"):
+            state[kind] = {key: value for key, value in state[kind].items() if not torch.equal(value, main[kind][key])}
+    main["buffers"], main["ema"] = {}, {}
+    return gathered
+
+
 def make_snapshot(
     state: TrainState,
     progress: TrainingProgress,
@@ -161,25 +175,24 @@ def make_snapshot(
     losses: dict[str, Any],
     callbacks: Callbacks,
 ) -> Snapshot | None:
-    """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
-
-    `losses` are the averages of the losses of this process; `position` is None between two epochs. A collective call,
-    which returns None in processes other than the main one.
-    """
+    """Copy what resuming and prediction need to the host; collective, None but in the main process."""
     averaged = {} if state.stepper.ema is None else state.stepper.ema.state_dict()
-    rank_states = gather_rank_states(state.world, state.net, averaged, losses)
-    if not state.world.is_main:
+    net, world, optimizer = state.stepper.net, state.stepper.world, state.stepper.optimizer
+    rank_states = gather_rank_states(world, net, averaged, losses)
+    if not world.is_main:
         return None
     content: dict[str, Any] = {
-        part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()
+        part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(net).items()
     }
-    optimizer = state.stepper.optimizer
     content["optimizer"] = _copied(optimizer.state_dict())
     check_storable(content["optimizer"], f"optimizer {type(optimizer).__name__}: state_dict()")
     content.update(_copied(stepper_state(state.stepper), torch.contiguous_format))
     for loss, numbers in rank_states[0]["losses"]["epoch"].items():
         content[f"{loss}_meter"] = {name: torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
-    where = None if position is None else position.state_dict()
+    where = None
+    if position is not None:
+        segments = [list(segment) for segment in position.segments]
+        where = {"epoch": position.epoch, "steps": position.steps, "segments": segments, "order": list(position.order)}
     # what snapshots of the original lack; the length of the schedule is for information only
     more: dict[str, Any] = {
         "position": where,
@@ -203,25 +216,26 @@ def resume(
     epoch_length: int,
     options: TrainerOptions,
 ) -> ResumePoint:
-    """Restore weights and momentum from a snapshot of this project or of the original.
-
-    `epoch_length` is the number of steps an epoch, for files that count epochs only. InputError if the snapshot is
-    broken, of another network or other classes, or holds no training progress.
-    """
+    """Restore weights and momentum; `epoch_length` in steps is for files that count epochs only."""
     snapshot = load_weights(path, net, metadata, run, averaged=False)
     meta, more = snapshot.training_meta, snapshot.resume or {}
     try:
-        step = meta["global_step"]
+        step, position, where = meta["global_step"], None, more.get("position")
+        if where is not None:
+            segments = tuple(EpochSegment(*map(int, segment)) for segment in where["segments"])
+            order = tuple(map(int, where["order"]))
+            position = EpochPosition(int(where["epoch"]), int(where["steps"]), segments, order)
         point = ResumePoint(
             source=Path(path),
             progress=TrainingProgress(
                 epoch=int(meta["epoch"]),
                 global_step=int((meta["epoch"] + 1) * epoch_length if step is None else step),
-                last_score=_score(meta.get("last_score")),
-                best_score=_score(meta.get("best_score")),
+                # of the original tensors or numpy numbers, or None before the first validation
+                last_score=float(meta.get("last_score") or 0),
+                best_score=float(meta.get("best_score") or 0),
                 best_of=str(more.get("best_of", "")),
             ),
-            position=None if more.get("position") is None else EpochPosition.from_state(more["position"]),
+            position=position,
             is_best=bool(more.get("is_best")),
             rank_states=list(more.get("ranks", [])),
             stepper_state={k: snapshot.state_dict[k] for k in ("scaler", "ema") if k in snapshot.state_dict},
@@ -246,9 +260,12 @@ def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world:
     """Restore the running statistics of this process and the state of its stepper."""
     own, state = point.rank_state(world), dict(point.stepper_state)
     if own is not None:
-        load_rank_buffers(own, net)
-        if "ema" in state:
-            state["ema"] = with_rank_averages(state["ema"], own)
+        tensors = _buffers(net, _states(net))
+        for name, value in own["buffers"].items():
+            tensors[name].copy_(value)
+        for name, value in own["ema"].items() if "ema" in state else ():
+            part, _, key = name.partition(".")
+            state["ema"][part][key] = value
     load_stepper_state(stepper, state, str(point.source))
 
 
@@ -269,20 +286,22 @@ def load_stepper_state(stepper: Stepper, state: Mapping[str, Any], source: str) 
 def load_weights(
     path: str | Path, net: nn.Module, metadata: Metadata, run: RunFolder, averaged: bool = True
 ) -> Snapshot:
-    """Load all weights of a snapshot into a network; errors as :func:`resume`.
-
-    With `averaged` those are the moving average if the snapshot has one.
-    """
-    snapshot = run.load(path)
+    """Load all weights of a snapshot, or their moving average if it has one; errors as :func:`resume`."""
+    snapshot = run.parse(load_tensors(path, str(path)), str(path))
     start = f"use `pretrain={path}` `pretrain_classes=TABLE` to start from its weights"
     check_classes(snapshot, metadata, str(path), "the data set has", start)
     load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)
     return snapshot
 
 
-def _score(value: Any) -> float:
-    # the original's scores are tensors or numpy numbers, or None before the first validation
-    return 0.0 if value is None else float(value)
+def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    return {part: module.state_dict() for part, module in network_parts(net).items()}
+
+
+def _buffers(net: nn.Module, states: Mapping[str, Any]) -> dict[str, Tensor]:
+    parts = network_parts(net)
+    names = {part: {n for n, _ in module.named_buffers()} for part, module in parts.items() if part in states}
+    return {f"{part}.{key}": value for part in names for key, value in states[part].items() if key in names[part]}
 
 
 def _copied(value: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:

@@ -7,7 +7,6 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from seamseg.checkpoints.model_path import CONFIG_NAME, METADATA_NAME, WEIGHTS_N
 from seamseg.checkpoints.snapshot import (
     Snapshot,
     fsync_folder,
-    load_tensors,
     parse_snapshot,
     snapshot_content,
     write_tensors,
@@ -25,7 +23,7 @@ from seamseg.config import Config, config_to_string
 from seamseg.maps.formats.metadata import Metadata, write_metadata
 from seamseg.maps.metrics_file import METRICS_NAME
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import PARTIAL, lock_file, make_folder, replacing, write_atomically
+from seamseg.utils.files import replacing, write_atomically
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
@@ -43,10 +41,8 @@ class RunFolder:
     """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and TensorBoard files.
 
     The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
-    are `training.log`, or one of each process with `{rank}` in `log_name`, and `metrics.jsonl`.
-
-    `content` returns what the file of a snapshot holds, tensors and plain data only. `parse` returns the snapshot from
-    the content and the name of a file; InputError if it is not one.
+    are `training.log`, or one of each process with `{rank}` in `log_name`, and `metrics.jsonl`. `content` returns what
+    the file of a snapshot holds, `parse` the snapshot from the content and the name of a file.
     """
 
     path: Path
@@ -66,10 +62,6 @@ class RunFolder:
         """The snapshot of the best epoch."""
         return self.path / self.best_name
 
-    def load(self, path: str | Path) -> Snapshot:
-        """Read a snapshot, refusing pickled code, as :func:`seamseg.checkpoints.snapshot.load_snapshot`."""
-        return self.parse(load_tensors(path, str(path)), str(path))
-
     def step_path(self, step: int) -> Path:
         """Return the path of the snapshot after a global step."""
         return self.path / SNAPSHOTS / f"step-{step:08d}.pth.tar"
@@ -83,19 +75,8 @@ class RunFolder:
         named = ((_STEP_NAME.fullmatch(entry.name), entry) for entry in entries)
         return sorted(((int(match[1]), entry) for match, entry in named if match), reverse=True)
 
-    def make(self) -> None:
-        """Make the folder; SeamsegError if it cannot be made."""
-        make_folder(self.path)
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Keep other trainings out of the folder for a `with` block; InputError if one is in it."""
-        return lock_file(self.path / LOCK_NAME, "wait until that training ends, or choose another folder")
-
     def refuse_other(self, resume: str | Path | None, restart: bool) -> None:
-        """Raise InputError if the folder holds a training that a new one, or one resumed from elsewhere, would replace.
-
-        `restart` replaces a training, but no converted model or data set.
-        """
+        """Raise InputError if the folder holds a training that would be replaced, or a converted model or data set."""
         # a converted model, or a data set, whose metadata.bin would be replaced
         for name in (WEIGHTS_NAME, "lst"):
             if (self.path / name).exists():
@@ -110,22 +91,6 @@ class RunFolder:
                 f"{self.path}: holds a training ({held[0].name}); use `restart=True` to overwrite it, or "
                 f"`resume={AUTO}` to continue it"
             )
-
-    def discard(self) -> None:
-        """Remove the locked folder of a run that was refused before training began, if it holds nothing but logs."""
-        with suppress(OSError):
-            entries = list(self.path.iterdir())
-            if all(entry.match("training*.log") or entry.name == LOCK_NAME for entry in entries):
-                for entry in entries:
-                    entry.unlink(missing_ok=True)
-                self.path.rmdir()
-
-    def remove_partial(self) -> None:
-        """Remove partial files that killed processes have left."""
-        for folder in (self.path, self.path / SNAPSHOTS):
-            for stale in folder.glob(f".*{PARTIAL}"):
-                with suppress(OSError):
-                    stale.unlink()
 
     def describe(self, config: Config, metadata: Metadata) -> None:
         """Write the configuration and the classes, which make the folder usable as a model."""
@@ -157,10 +122,7 @@ class RunFolder:
 
 
 class SnapshotWriter:
-    """Writes snapshots in a background thread, one at a time, so that the next step does not wait for the disk.
-
-    In a `fresh` run the snapshots in the folder belong to another run, and are removed after the first write.
-    """
+    """Writes snapshots in a background thread; in a `fresh` run those of another run are then removed."""
 
     def __init__(self, run: RunFolder, keep: int, fresh: bool) -> None:
         self.run = run
@@ -170,11 +132,7 @@ class SnapshotWriter:
         self._error: Exception | None = None
 
     def save(self, snapshot: Snapshot, step: int, best: bool = False, forget_best: bool = False) -> None:
-        """Start to write, after the previous snapshot; SeamsegError if that could not be written.
-
-        The tensors must not change afterwards. With `forget_best` there is no best snapshot yet: remove the best one of
-        another run.
-        """
+        """Start to write, after the previous snapshot; the tensors must not change afterwards."""
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot, step, best, forget_best), name="saver")
         self._thread.start()
@@ -191,7 +149,7 @@ class SnapshotWriter:
         self.check()
 
     def close(self) -> None:
-        """Wait for the current write without raising its error: another exception may be propagating."""
+        """Wait for the current write without raising its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.inference.options import Thresholds
@@ -23,7 +22,7 @@ from seamseg.maps.visualize.maps import draw_map
 from seamseg.maps.visualize.overlay import draw_boxes, draw_overlay
 from seamseg.structures import Batch
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
-from seamseg.validation.items import PanopticValidation, ValidationResult
+from seamseg.validation.validator import PanopticValidation, ValidationResult
 
 _MAX_SIDE = 640
 """Longest side of a panel in pixels, which bounds the size of event files."""
@@ -56,7 +55,10 @@ class SampleRenderer:
         image, mask, cat, crowd, boxes = (
             getattr(batch, name)[0] for name in ("images", "masks", "categories", "iscrowd", "boxes")
         )
-        rgb = self._to_rgb(image)
+        options = self.config.dataloader
+        mean, std = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (options.rgb_mean, options.rgb_std))
+        pixels = ((image.detach().cpu().float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+        rgb = pixels.permute(1, 2, 0).contiguous().numpy()
         drawn = self._overlay(rgb, self._truth(mask.cpu().numpy(), cat.tolist(), crowd.tolist(), batch.ids[0]))
         things = ((cat >= self.metadata.num_stuff) & (cat < self.metadata.num_classes) & ~crowd.bool()).cpu().numpy()
         return _shrunk(draw_boxes(drawn, boxes.cpu().numpy()[things], cat.cpu().numpy()[things], self.metadata.palette))
@@ -86,12 +88,6 @@ class SampleRenderer:
             return self._overlay(rgb, class_map_result(prediction.semantic))
         found = Detections.of(prediction, size, self.metadata, Thresholds.of(self.config))
         return draw_detections(rgb, found, size, self.metadata.palette)
-
-    def _to_rgb(self, image: Tensor) -> np.ndarray:
-        options = self.config.dataloader
-        mean, std = (torch.tensor(v, dtype=torch.float32)[:, None, None] for v in (options.rgb_mean, options.rgb_std))
-        pixels = (image.detach().cpu().float() * std + mean) * 255
-        return pixels.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
 
     def _truth(self, mask: np.ndarray, cat: list[int], iscrowd: list[int], name: str) -> PanopticResult:
         ids, infos = gt_segments_from_instances(mask, cat, iscrowd, self.metadata.num_stuff, name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +19,93 @@ from seamseg.maps.evaluation.scores import Scores
 from seamseg.maps.metrics_file import MetricsFile
 from seamseg.training.callbacks import Callbacks
 from seamseg.training.logging.images import SampleCollector, SampleRenderer
-from seamseg.training.logging.logs import TextLog, duration, train_tag
 from seamseg.training.losses import Averages, LossMeans
-from seamseg.training.options import TrainerOptions
+from seamseg.training.options import TrainerOptions, numbers
 from seamseg.training.prefetch import TrainingBatch
-from seamseg.training.result import numbers
 from seamseg.utils.distributed import World, max_over_processes, mean_over_processes
-from seamseg.utils.errors import counted, one_line
+from seamseg.utils.errors import SeamsegError, counted, one_line
 from seamseg.utils.files import replacing
+from seamseg.utils.output import make_printable
 from seamseg.utils.progress import LINE_SECONDS
 
 HISTOGRAM_INTERVAL = 10
 """Steps between histograms."""
+
+
+_logger = logging.getLogger("seamseg")
+
+_GROUPS = {
+    "lr_norm": "lr/norm",
+    "lr_other": "lr/other",
+    "step_seconds": "time/step",
+    "data_seconds": "time/data",
+    "data_share": "time/data_share",
+    "images_per_second": "time/images_per_second",
+    "seconds_left": "time/seconds_left",
+    "rss_peak_gib": "memory/rss_peak_gib",
+    "allocated_peak_gib": "memory/allocated_peak_gib",
+    "reserved_peak_gib": "memory/reserved_peak_gib",
+}
+"""Tags of TensorBoard by names in `metrics.jsonl`; others are `train/NAME`."""
+
+
+class TextLog:
+    """Writes lines to the console, with `quiet` only warnings, and to a file, if any, with the time."""
+
+    def __init__(self, path: Path | None, quiet: bool = False, console: bool = True) -> None:
+        self._handlers: list[logging.Handler] = []
+        if console:
+            stream = logging.StreamHandler(sys.stderr)
+            stream.setLevel(logging.WARNING if quiet else logging.INFO)
+            self._handlers.append(make_printable(stream))
+        if path is not None:
+            try:
+                file = logging.FileHandler(path, encoding="utf-8")
+            except OSError as error:
+                raise SeamsegError(f"{path}: cannot write: {error.strerror}") from error
+            self._handlers.append(make_printable(file, "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        _logger.setLevel(logging.INFO)
+        _logger.propagate = False
+        for handler in self._handlers:
+            # a full disk is reported by the writer of snapshots; without this each log line would print a traceback
+            handler.handleError = lambda record: None  # type: ignore[method-assign]
+            _logger.addHandler(handler)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether messages are shown or written."""
+        return bool(self._handlers)
+
+    def info(self, message: str) -> None:
+        """Log an informational message."""
+        if self.enabled:
+            _logger.info(message)
+
+    def progress(self, message: str) -> None:
+        """Show an informational message on the console only."""
+        self._handle(logging.INFO, message, in_file=False)
+
+    def warning(self, message: str) -> None:
+        """Log a warning."""
+        if self.enabled:
+            _logger.warning(message)
+
+    def failure(self, message: str) -> None:
+        """Log an error to the file only: the command line prints errors itself."""
+        self._handle(logging.ERROR, message, in_file=True)
+
+    def _handle(self, level: int, message: str, in_file: bool) -> None:
+        record = _logger.makeRecord(_logger.name, level, "", 0, message, (), None)
+        for handler in self._handlers:
+            if isinstance(handler, logging.FileHandler) == in_file and level >= handler.level:
+                handler.handle(record)
+
+    def close(self) -> None:
+        """Close the file and discard all further messages."""
+        for handler in self._handlers:
+            _logger.removeHandler(handler)
+            handler.close()
+        self._handlers = []
 
 
 @dataclass(frozen=True)
@@ -42,11 +119,7 @@ class StepPosition:
 
 
 class Reporter:
-    """Reports the progress of all processes to the log, `metrics.jsonl` and the callbacks of the main process.
-
-    All processes must report the same steps. `validates` states whether there are validations, whose time is unknown
-    before the first.
-    """
+    """Reports the same steps of all processes to the log, `metrics.jsonl` and the callbacks of the main process."""
 
     def __init__(
         self,
@@ -56,17 +129,14 @@ class Reporter:
         log: TextLog,
         callbacks: Callbacks,
         metrics: MetricsFile | None = None,
-        validates: bool = True,
     ) -> None:
         self.options = options
         self.world = world
         self.log = log
         self.callbacks = callbacks
         self.metrics = metrics or MetricsFile(None)
-        self._validates = validates
         self._images = images
         self._pace = 0.0
-        self._validations: list[float] = []
         self._times = Averages()
         self._rates: dict[str, float] = {}
         self._shown: float | None = None
@@ -85,7 +155,7 @@ class Reporter:
             status = f"{type(error).__name__}: {one_line(error)}"
             raise
         finally:
-            self.callbacks.end(status)
+            self.callbacks.report("end", run.step, status)
             self.metrics.close()
 
     def begin_epoch(self) -> None:
@@ -101,7 +171,9 @@ class Reporter:
         """Record the learning rates of a step."""
         # a single group of parameters has the first name
         self._rates = dict(zip(self.options.rate_names, (rates[0], *rates[1:][-1:])))
-        self.callbacks.report("scalars", step, {train_tag(name): value for name, value in self._rates.items()})
+        self.callbacks.report(
+            "scalars", step, {_GROUPS.get(name, f"train/{name}"): value for name, value in self._rates.items()}
+        )
 
     def add(self, data_seconds: float, seconds: float, images: int) -> None:
         """Add the time that a step waited for data, its total time, and its number of images in this process."""
@@ -141,7 +213,7 @@ class Reporter:
         self._shown = time.perf_counter()
         self.log.info(self._format(position, line, memory, list(losses), list(gradients)))
         rates = self._rates
-        tagged = {train_tag(name): value for name, value in line.items() if name not in rates}
+        tagged = {_GROUPS.get(name, f"train/{name}"): value for name, value in line.items() if name not in rates}
         self.callbacks.report("scalars", position.step, tagged)
         self.metrics.write("train", position.step, position.epoch, line)
         self.callbacks.report("train", position.step, line, epoch=position.epoch)
@@ -161,36 +233,20 @@ class Reporter:
         words += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         words += [f"{line['images_per_second']:.1f} images/s"]
         words += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []
-        untimed = " and validation" if not self._validations and self._validates else ""
-        words += [f"{duration(line['seconds_left'])}{untimed} left"] if "seconds_left" in line else []
+        words += [f"{duration(line['seconds_left'])} left"] if "seconds_left" in line else []
         return "  ".join(words)
 
     def _seconds_left(self, position: StepPosition, pace: float) -> float:
-        epochs, interval = self.options.epochs, self.options.val_interval
-        steps = (epochs - position.epoch) * position.length - position.index - 1
-        validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))
-        mean = sum(self._validations) / max(len(self._validations), 1)
-        return steps * pace + validations * mean
+        # without validations
+        return ((self.options.epochs - position.epoch) * position.length - position.index - 1) * pace
 
     def validate(self, score: Callable[..., Scores], net: nn.Module, epoch: int, step: int) -> Scores:
-        """Score a network by a validator, and report the scores and sample images.
-
-        The first images are drawn for callbacks and as `validation/*.jpg`.
-        """
+        """Score a network by a validator, and report scores and sample images, these also as `validation/*.jpg`."""
         images = self._images if self.callbacks.draws else None
         collector = None if images is None else SampleCollector()
         start = time.perf_counter()
         scores = score(net, collector, desc=f"validate, epoch {epoch + 1}")
-        self.validated(epoch, step, scores, time.perf_counter() - start)
-        for tag, image in () if images is None or collector is None else images.validation(net, collector):
-            self.callbacks.report("image", step, tag, image)
-            with replacing(self.callbacks.run.folder / "validation" / f"{tag.removeprefix('val/')}.jpg") as temporary:
-                Image.fromarray(image).save(temporary, "JPEG", quality=90)
-        return scores
-
-    def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
-        """Report the scores of a validation that took `seconds`."""
-        self._validations.append(seconds)
+        seconds = time.perf_counter() - start
         line = f"{scores.line()} ({counted(scores.n_images, 'image')}, {duration(seconds)})"
         self.log.info(f"validation after epoch {epoch + 1}: {line}")
         if advice := scores.advice():
@@ -199,6 +255,11 @@ class Reporter:
         content = scores.to_json()
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **content})
         self.callbacks.report("validated", step, numbers(content), epoch=epoch + 1)
+        for tag, image in () if images is None or collector is None else images.validation(net, collector):
+            self.callbacks.report("image", step, tag, image)
+            with replacing(self.callbacks.run.folder / "validation" / f"{tag.removeprefix('val/')}.jpg") as temporary:
+                Image.fromarray(image).save(temporary, "JPEG", quality=90)
+        return scores
 
     def histograms(self, net: nn.Module, step: int) -> None:
         """Report the distributions of `options.histograms`, every few steps."""
@@ -214,17 +275,18 @@ class Reporter:
 _GIB = 1 << 30
 
 
-def peak_memory(device: torch.device) -> dict[str, float]:
-    """Return memory peaks in GiB: resident memory of this process and, on a GPU, allocated and reserved memory.
+def duration(seconds: float) -> str:
+    """Format a duration as hours, minutes and seconds, such as 1:02:03."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
-    Does not synchronise with the device.
-    """
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """Return memory peaks in GiB: resident memory of this process and, on a GPU, allocated and reserved memory."""
     peaks = {}
-    try:
+    if sys.platform != "win32":
         import resource
-    except ImportError:  # Windows
-        pass
-    else:
+
         # kilobytes, but bytes on macOS
         unit = 1 if sys.platform == "darwin" else 1024
         peaks["rss_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GIB

@@ -1,16 +1,16 @@
-"""The optimizer and its steps: groups of normalisation parameters and of others (docs/contract.md, section 2)."""
+"""The optimizer, its groups of parameters (docs/contract.md, section 2), its steps, and the average of the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from seamseg.checkpoints.snapshot import check_storable
+from seamseg.checkpoints.snapshot import check_storable, network_parts
 from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
@@ -19,23 +19,6 @@ from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError, named_errors
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
-
-
-def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the trainable parameters of normalisation layers, and all others, each in the order of the modules.
-
-    The order is part of the snapshot format: an optimizer state refers to parameters by their index.
-    """
-    norm: list[nn.Parameter] = []
-    other: list[nn.Parameter] = []
-    seen: set[nn.Parameter] = set()
-    for layer in module.modules():
-        group = norm if isinstance(layer, NORM_LAYERS) else other
-        for parameter in layer.parameters(recurse=False):
-            if parameter.requires_grad and parameter not in seen:
-                seen.add(parameter)
-                group.append(parameter)
-    return norm, other
 
 
 def running_statistics(net: nn.Module) -> Iterator[Tensor]:
@@ -125,13 +108,27 @@ def can_fuse(groups: list[dict[str, Any]]) -> bool:
 
 
 def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
-    options = config.optimizer
-    norm, other = split_parameters(net)
-    in_body = _body_parameters(net, config)
-    # in the order of the groups, which is part of the snapshot format
+    options, decay = config.optimizer, config.optimizer.layer_decay
+    # factor of the learning rate, and whether it is decayed, of each parameter of the backbone
+    in_body: dict[nn.Parameter, tuple[float, bool]] = {}
+    backbone = getattr(net, "backbone", None)
+    if isinstance(backbone, Backbone):
+        layers = backbone.layer_ids() if decay < 1 else {}
+        above = max(layers.values(), default=-1) + 1
+        undecayed = backbone.undecayed()
+        # without what is not pre-trained, such as the pyramid of a plain network
+        for name, parameter in backbone.pretrained_part.named_parameters():
+            factor = options.body_lr_factor * decay ** (above - layers.get(name, above))
+            in_body[parameter] = factor, name not in undecayed
+    elif backbone is not None:
+        # of a network as a whole
+        in_body = dict.fromkeys(backbone.parameters(), (options.body_lr_factor, True))
+    # the order of groups and, in them, of modules is part of the snapshot format: states refer to parameters by index
     members: dict[tuple[bool, float, bool], list[nn.Parameter]] = {(True, 1.0, True): []}
-    for is_norm, parameters in ((True, norm), (False, other)):
-        for parameter in parameters:
+    for is_norm in (True, False):
+        of_kind = (layer for layer in net.modules() if isinstance(layer, NORM_LAYERS) == is_norm)
+        own = (parameter for layer in of_kind for parameter in layer.parameters(recurse=False))
+        for parameter in dict.fromkeys(p for p in own if p.requires_grad):
             factor, decayed = in_body.get(parameter, (1.0, True))
             members.setdefault((is_norm, factor, decayed or is_norm), []).append(parameter)
     members[False, 1.0, True] = members.pop((False, 1.0, True), [])
@@ -144,26 +141,10 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
     return groups
 
 
-def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple[float, bool]]:
-    """Return the factor of the learning rate, and whether it is decayed, of each parameter of the backbone."""
-    factor, decay = config.optimizer.body_lr_factor, config.optimizer.layer_decay
-    backbone = getattr(net, "backbone", None)
-    if not isinstance(backbone, Backbone):
-        # of a network as a whole
-        return {} if backbone is None else dict.fromkeys(backbone.parameters(), (factor, True))
-    # without what is not pre-trained, such as the pyramid of a plain network
-    named, undecayed = dict(backbone.pretrained_part.named_parameters()), backbone.undecayed()
-    layers = backbone.layer_ids() if decay < 1 else {}
-    above = max(layers.values(), default=-1) + 1
-    factors = {name: factor * decay ** (above - layers.get(name, above)) for name in named}
-    return {parameter: (factors[name], name not in undecayed) for name, parameter in named.items()}
-
-
 def fill_state(optimizer: torch.optim.Optimizer) -> None:
     """Initialise the state of SGD and Adam with zeros for all parameters: the same first step as no state.
 
-    Without it, fused SGD leaves the state uninitialised if the first step is skipped, and fails if a parameter gets its
-    first gradient later than others.
+    Else fused SGD leaves it uninitialised if the first step is skipped, and fails if a gradient comes after others.
     """
     if not has_known_state(optimizer):
         return
@@ -181,11 +162,7 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
-    """Take a step that, where `skipped`, changes neither parameters nor state.
-
-    `skipped` is a bool scalar on the device of the parameters, which the host reads only for optimizers that are not
-    fused.
-    """
+    """Take a step that changes nothing where `skipped`, a scalar that the host reads unless the optimizer is fused."""
     kind = type(optimizer)
     of_torch = kind.__module__.startswith("torch.")
     # an error in the code of a custom optimizer names it
@@ -223,10 +200,9 @@ def load_optimizer_state(
     """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
     Learning rates, decay and momentum come from the configuration, so that they can be changed between two runs. A
-    parameter without saved state keeps its own, for example zeros. Tensors get the device and memory format of the
-    parameters. `saved_type` is the name of the class of the saved optimizer; None for SGD or AdamW, told apart by their
-    groups. `key` returns the names of keys for errors, see :meth:`TrainerOptions.key`. InputError if the state belongs
-    to other parameters or another type of optimizer, or is damaged.
+    parameter without saved state keeps its own. `saved_type` is the name of the class of the saved optimizer; None for
+    SGD or AdamW, told apart by their groups. `key` returns the names of keys for errors, see
+    :meth:`TrainerOptions.key`. InputError if the state belongs to other parameters or another type, or is damaged.
     """
     try:
         groups, saved, entries = optimizer.param_groups, state["param_groups"], state["state"]
@@ -237,7 +213,15 @@ def load_optimizer_state(
                 f"{key('body.num_frozen', 'optimizer.layer_decay')} or the architecture may have changed; "
                 f"use `pretrain={source}` to start from its weights"
             )
-        _check_type(optimizer, saved_type or _type_of(optimizer, saved), source, key("optimizer.type"))
+        wanted = type(optimizer).__name__
+        if saved_type is None:
+            adam = wanted if isinstance(optimizer, torch.optim.Adam) else "AdamW"
+            saved_type = adam if any("betas" in group for group in saved) else "SGD"
+        if saved_type != wanted:
+            raise InputError(
+                f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
+                f"{key('optimizer.type')}, or use `pretrain={source}` to start from its weights"
+            )
         parameters = [parameter for group in groups for parameter in group["params"]]
         numbers = [number for group in saved for number in group["params"]]
         restored = {
@@ -253,21 +237,6 @@ def load_optimizer_state(
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         start = f"use `pretrain={source}` to start from its weights"
         raise InputError(f"{source}: its optimizer state is damaged; {start}") from error
-
-
-def _type_of(optimizer: torch.optim.Optimizer, saved: list[Mapping[str, Any]]) -> str:
-    if not any("betas" in group for group in saved):
-        return "SGD"
-    return type(optimizer).__name__ if isinstance(optimizer, torch.optim.Adam) else "AdamW"
-
-
-def _check_type(optimizer: torch.optim.Optimizer, saved_type: str, source: str, key: str) -> None:
-    wanted = type(optimizer).__name__
-    if saved_type != wanted:
-        raise InputError(
-            f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
-            f"{key}, or use `pretrain={source}` to start from its weights"
-        )
 
 
 def _configured(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,3 +270,86 @@ def _restored(own: Mapping[str, Any], saved: Mapping[str, Any], parameter: Tenso
             value = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
         state[key] = value
     return state
+
+
+class WeightAverage:
+    """Moving average of the trainable weights and of the running means and variances, in float32.
+
+    It starts as a copy of the weights. Update number t, from 0, keeps the fraction `min(decay, (1 + t) / (10 + t))` of
+    it, so that the initial weights are forgotten early in a training. Running statistics are averaged like the weights
+    they belong to. Counters of norm layers and frozen weights are taken from the network. `key` is the name of the key
+    of `decay`, for errors.
+    """
+
+    def __init__(self, net: nn.Module, decay: float, key: str = "optimizer.ema") -> None:
+        self.net = net
+        self.decay = decay
+        self._key = key
+        statistics = [b for b in running_statistics(net) if b.is_floating_point()]
+        self._live: list[Tensor] = [*(p for p in net.parameters() if p.requires_grad), *statistics]
+        self._statistics = len(statistics)
+        with torch.no_grad():
+            self._averages = [t.detach().clone(memory_format=torch.preserve_format).float() for t in self._live]
+        self._updates = torch.zeros((), dtype=torch.int64, device=self._live[0].device)
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """The averaged running statistics, which may differ between processes."""
+        return self._averages[len(self._averages) - self._statistics :]
+
+    @torch.no_grad()
+    def update(self, skipped: Tensor) -> None:
+        """Include the current weights of the network, except where `skipped`: a bool scalar the host does not read."""
+        keep = ((1 + self._updates) / (10 + self._updates).double()).clamp(max=self.decay)
+        weight = torch.where(skipped, 0.0, 1.0 - keep).float()
+        # three passes: foreach_lerp has no overload with a single weight on the device
+        change = list(torch._foreach_sub(_detached(self._live), self._averages))
+        torch._foreach_mul_(change, weight)
+        torch._foreach_add_(self._averages, change)
+        self._updates += ~skipped
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Replace the weights of the network by the average inside a `with` block, and restore them after it."""
+        live = _detached(self._live)
+        own = [tensor.clone() for tensor in live]
+        try:
+            torch._foreach_copy_(live, self._averages)
+            yield
+        finally:
+            torch._foreach_copy_(live, own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average, not copied, by part under the keys of the network's state, and the number of updates."""
+        return {**self._by_part(), "updates": self._updates}
+
+    def load_state_dict(self, state: Any, source: str) -> None:
+        """Restore a saved average; InputError if it belongs to another network or is damaged."""
+        own = set(map(id, self._averages))
+        try:
+            for part, tensors in self._by_part().items():
+                for key, tensor in tensors.items():
+                    if id(tensor) in own:
+                        tensor.copy_(state[part][key])
+            self._updates.copy_(state["updates"])
+        except (KeyError, TypeError, RuntimeError):
+            raise InputError(
+                f"{source}: its moving average does not fit this network; set {self._key}=0 to continue without it"
+            ) from None
+
+    def reset(self) -> None:
+        """Restart as a copy of the current weights of the network."""
+        torch._foreach_copy_(self._averages, _detached(self._live))
+        self._updates.zero_()
+
+    def _by_part(self) -> dict[str, dict[str, Tensor]]:
+        average = {id(live): mean for live, mean in zip(self._live, self._averages)}
+        return {
+            # keep_vars: the tensors of the network, which are matched by identity
+            part: {key: average.get(id(t), t.detach()) for key, t in module.state_dict(keep_vars=True).items()}
+            for part, module in network_parts(self.net).items()
+        }
+
+
+def _detached(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach() for tensor in tensors]

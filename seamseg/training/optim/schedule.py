@@ -96,10 +96,7 @@ class LRSchedule:
 
 
 def step_note(config: Config, images: int, epoch_length: int) -> str | None:
-    """Return what to set for so many images a step; None if learning rate and schedule are for that number.
-
-    `epoch_length` is the number of steps an epoch: it tells when the rate would drop.
-    """
+    """Return what to set for so many images a step, None if rate and schedule are for it; lengths are in steps."""
     optimizer, scheduler = config.optimizer, config.scheduler
     meant = optimizer.step_images or (_ORIGINAL_IMAGES if optimizer.lr == _ORIGINAL_RATE else images)
     if meant == images:
@@ -110,7 +107,15 @@ def step_note(config: Config, images: int, epoch_length: int) -> str | None:
     longer = {name: value for name, value in scheduler.params.items() if name in ("milestones", "step_size")}
     drop = ""
     if longer and scheduler.update_mode == "batch":
-        drop = _first_drop(next(iter(longer.values())), epoch_length, scheduler.epochs)
+        steps = next(iter(longer.values()))
+        numbers = steps if isinstance(steps, (list, tuple)) else [steps]
+        # a wrong type is reported with the schedule
+        if numbers and all(isinstance(number, (int, float)) for number in numbers):
+            epoch = min(numbers) // max(1, epoch_length)
+            when = (
+                f"drop after epoch {epoch:.0f} of" if epoch < scheduler.epochs else "not drop in its epochs, which are"
+            )
+            drop = f", the rate would {when} {scheduler.epochs}"
         longer = {name: _scaled(value, meant, images) for name, value in longer.items()}
         keys["scheduler.params"] = f"'{json.dumps(scheduler.params | longer)}'"
     batches, rest = divmod(meant * optimizer.accumulate, images)
@@ -118,16 +123,6 @@ def step_note(config: Config, images: int, epoch_length: int) -> str | None:
     given = " ".join(f"{key}={value}" for key, value in keys.items())
     has = f"a step has {counted(images, 'image')}, learning rate and schedule are for {meant}{drop}"
     return f"{has}: set {accumulate}by the linear rule {given}"
-
-
-def _first_drop(steps: Any, epoch_length: int, epochs: int) -> str:
-    numbers = steps if isinstance(steps, (list, tuple)) else [steps]
-    # a wrong type is reported with the schedule
-    if not numbers or not all(isinstance(number, (int, float)) for number in numbers):
-        return ""
-    epoch = min(numbers) // max(1, epoch_length)
-    when = f"drop after epoch {epoch:.0f} of" if epoch < epochs else "not drop in its epochs, which are"
-    return f", the rate would {when} {epochs}"
 
 
 def _scaled(steps: Any, meant: int, images: int) -> Any:

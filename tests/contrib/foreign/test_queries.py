@@ -22,8 +22,7 @@ from seamseg.inference.results import detections
 from seamseg.inference.results.detections import ranked_by_masks
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.panoptic_map import VOID, PanopticResult
-from seamseg.validation.items import ValidationItem
-from seamseg.validation.validator import InstanceScorer
+from seamseg.validation.validator import InstanceScorer, ValidationItem
 
 CLASSES = np.array([3, 0, 4, 1, 2])
 """The class of each column: the network has another order."""
@@ -186,10 +185,9 @@ def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
     merged = merge_queries(found.queries, (48, 80), photo_size, STUFF, 0.1, 0.2)
     assert len(result.segments) > 2
     assert np.array_equal(result.id_map, merged.ids)
-    dataset, classes = SimpleNamespace(num_stuff=STUFF), class_infos(metadata)
     config = SimpleNamespace(components=lambda kind: {})
     validator = SimpleNamespace(
-        dataset=dataset, classes=classes, legacy=False, least_score=0, mapping=None, config=config
+        metadata=metadata, classes=class_infos(metadata), legacy=False, least_score=0, mapping=None, config=config
     )
     item = ValidationItem("a", None, torch.zeros(1, 48, 80, dtype=torch.long), [VOID], [0])
     for scored, wanted in ((found, ranked_by_masks(found)), (replace(found, queries=None), found)):
