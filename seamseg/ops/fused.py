@@ -172,26 +172,23 @@ class FusedConv2d(_Fused):
         # torch 2.11 cannot add to a map of one pixel
         if self._usable("convolution", x) and (residual is None or residual.shape[2:].numel() > 1):
             try:
-                return self._one_pass(x, residual)
+                op = torch.ops.mkldnn
+                if 0 not in self._packed:
+                    self._packed[0] = op._reorder_convolution_weight(
+                        self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
+                    )
+                settings = (self._packed[0], self.bias, self.padding, self.stride, self.dilation, self.groups)
+                if residual is not None:
+                    y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
+                    return activate_(y, self.activation, self.activation_param)
+                y = op._convolution_pointwise(x, *settings, *self._unary)
+                return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
             except _FAILURES as error:
                 _give_up("convolution", error)
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if residual is not None:
             y = y.add_(residual)
         return activate_(y, self.activation, self.activation_param)
-
-    def _one_pass(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        op = torch.ops.mkldnn
-        if 0 not in self._packed:
-            self._packed[0] = op._reorder_convolution_weight(
-                self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
-            )
-        settings = (self._packed[0], self.bias, self.padding, self.stride, self.dilation, self.groups)
-        if residual is not None:
-            y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
-            return activate_(y, self.activation, self.activation_param)
-        y = op._convolution_pointwise(x, *settings, *self._unary)
-        return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
 
 
 class FusedLinear(_Fused):
@@ -310,9 +307,17 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, saved: tuple[Any, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), dilation = saved, ctx.dilation
+        (x, weight), dilation, dweight = saved, ctx.dilation, None
         dx = _convolve(dy, _kernels(weight, transposed=True), dilation) if ctx.needs_input_grad[0] else None
-        return dx, _kernel_gradient(dy, x, dilation) if ctx.needs_input_grad[1] else None, None
+        if ctx.needs_input_grad[1]:
+            given, gradient = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, dy))
+            outputs, inputs = weight.shape[:2]
+            total = x.new_zeros(36, outputs, inputs)
+            for part, first, rows in _chunks(given, dilation, max(outputs, inputs)):
+                left = winograd_gradient(gradient[part], dilation, first, rows)
+                total.baddbmm_(left.transpose(1, 2), winograd_input(given[part], dilation, first, rows))
+            dweight = (total.view(36, -1).T @ transforms()[1].to(total)).view(outputs, inputs, 3, 3)
+        return dx, dweight, None
 
 
 def _convolve(x: Tensor, kernels: Tensor, dilation: int) -> Tensor:
@@ -325,17 +330,6 @@ def _convolve(x: Tensor, kernels: Tensor, dilation: int) -> Tensor:
         products = torch.bmm(winograd_input(nhwc[part], dilation, first, rows), kernels)
         winograd_output(list(products.unbind()), bias, None, 1.0, out[part], dilation, first, rows)
     return y
-
-
-def _kernel_gradient(dy: Tensor, x: Tensor, dilation: int) -> Tensor:
-    """Return the gradient `O x I x 3 x 3` of the kernel of a convolution."""
-    given, gradient = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, dy))
-    outputs, inputs = dy.shape[1], x.shape[1]
-    total = x.new_zeros(36, outputs, inputs)
-    for part, first, rows in _chunks(given, dilation, max(outputs, inputs)):
-        left = winograd_gradient(gradient[part], dilation, first, rows)
-        total.baddbmm_(left.transpose(1, 2), winograd_input(given[part], dilation, first, rows))
-    return (total.view(36, -1).T @ transforms()[1].to(total)).view(outputs, inputs, 3, 3)
 
 
 def _kernels(weight: Tensor, transposed: bool = False) -> Tensor:

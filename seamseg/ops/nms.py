@@ -28,7 +28,9 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, gr
     `K` int64 indices of the kept boxes, by decreasing score. On a GPU the host waits for their number: see
     :func:`nms_fixed`.
     """
-    return _nms(*_converted(boxes, scores, groups, iou_threshold, n_max))
+    scores = scores.detach() if scores.is_floating_point() else scores.double()
+    groups = None if groups is None else groups.to(torch.int64)
+    return _nms(boxes.detach(), scores, float(iou_threshold), n_max, groups)
 
 
 def nms_fixed(
@@ -39,14 +41,9 @@ def nms_fixed(
     Return int64 indices of the kept boxes by decreasing score, then -1, `min(n_max, N)` of them if there is a limit and
     no groups, else `N`; and the number of kept boxes, an int64 scalar.
     """
-    return _nms_fixed(*_converted(boxes, scores, groups, iou_threshold, n_max))
-
-
-def _converted(
-    boxes: Tensor, scores: Tensor, groups: Tensor | None, iou_threshold: float, n_max: int
-) -> tuple[Tensor, Tensor, float, int, Tensor | None]:
     scores = scores.detach() if scores.is_floating_point() else scores.double()
-    return boxes.detach(), scores, float(iou_threshold), n_max, None if groups is None else groups.to(torch.int64)
+    groups = None if groups is None else groups.to(torch.int64)
+    return _nms_fixed(boxes.detach(), scores, float(iou_threshold), n_max, groups)
 
 
 def _fake_fixed(

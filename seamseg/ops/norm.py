@@ -155,7 +155,14 @@ class InPlaceABN(ABN):
         In half precision the output of a layer other than a plain convolution or linear layer is kept for the backward
         pass. `channels` of this norm are computed by the layer; None for all.
         """
-        weight, dim = self.weight, _output_channels(layer)
+        weight, dim = self.weight, None
+        # dimension of the output channels of the kernel; a computed kernel, as of weight norm or pruning, is no
+        # parameter, and of a class derived from these the output need not be linear in it
+        if "weight" in layer._parameters:
+            if is_plain(layer, nn.ConvTranspose2d):
+                dim = 1 if layer.groups == 1 else None
+            elif is_plain(layer, nn.Conv1d, nn.Conv3d, nn.Linear, *CONVOLUTIONS):
+                dim = 0
         tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
         if not tracked:
             return layer(x), None
@@ -321,17 +328,6 @@ def is_tiling(layer: object) -> TypeGuard[nn.ConvTranspose2d]:
         return False
     plain = layer.groups == 1 and not any((*layer.padding, *layer.output_padding)) and layer.dilation == (1, 1)
     return plain and layer.kernel_size == layer.stride == (layer.stride[0],) * 2
-
-
-def _output_channels(layer: nn.Module) -> int | None:
-    """Return the dimension of the output channels of the kernel of a layer; None if the kernel cannot be replaced."""
-    # a computed kernel, as of weight norm or pruning, is no parameter; of a class derived from these the output need
-    # not be linear in it
-    if "weight" not in layer._parameters:
-        return None
-    if is_plain(layer, nn.ConvTranspose2d):
-        return 1 if layer.groups == 1 else None
-    return 0 if is_plain(layer, nn.Conv1d, nn.Conv3d, nn.Linear, *CONVOLUTIONS) else None
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     a, b = widened(a), widened(b)
     n, m = a.shape[0], b.shape[0]
     if n == 0 or m == 0:
-        return a.new_zeros(n), _no_match(a, n), a.new_zeros(m), _no_match(a, m)
+        none = torch.full((max(n, m),), -1, dtype=torch.int64, device=a.device)
+        return a.new_zeros(n), none[:n], a.new_zeros(m), none[:m].clone()
     iou = box_iou(a, b)
     return *iou.max(1), *iou.max(0)
 
@@ -55,10 +56,6 @@ def crowd_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     y0, y1 = corners[:, 0::2].clamp(0, height).long().clamp(max=height).unbind(1)
     x0, x1 = corners[:, 1::2].clamp(0, width).long().clamp(max=width).unbind(1)
     return integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
-
-
-def _no_match(boxes: Tensor, count: int) -> Tensor:
-    return boxes.new_full((count,), -1, dtype=torch.int64)
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None) -> Tensor:
