@@ -112,23 +112,18 @@ def test_one_value_or_none(op, shape, training):
         assert_close(op(x, weight, bias, None, None, training), y)
 
 
-class Rows(nn.Module):
-    def __init__(self):
+class Call(nn.Module):
+    """A function of a map and layers."""
+
+    def __init__(self, function, *layers):
         super().__init__()
-        self.norm, self.enlarge = InPlaceABN(4), nn.ConvTranspose2d(4, 4, 2, stride=2, bias=False)
+        self.function, self.layers = function, nn.ModuleList(layers)
 
     def forward(self, x):
-        return self.norm.upsample_rows(x, torch.tensor([2, 0]), self.enlarge)
+        return self.function(x, *self.layers)
 
 
-class Entropy(nn.Module):
-    def forward(self, x):
-        return upsample_cross_entropy(x[0], (9, 9), (7, 8), torch.arange(56).view(7, 8) % 4)
-
-
-class Ohem(nn.Module):
-    def forward(self, x):
-        return upsample_ohem_loss(x[0], (9, 9), (7, 8), torch.arange(56).view(7, 8) % 4, 0.5)
+SIZES = ((9, 9), (7, 8), torch.arange(56).view(7, 8) % 4)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +135,13 @@ class Ohem(nn.Module):
         lambda: ResidualBlock(4, (4, 4), InPlaceABN),
         lambda: ResidualBlock(4, (4, 8), InPlaceABN, 2),
         lambda: PreActivationBlock(4, (4, 4), InPlaceABN),
-        Rows,
-        Entropy,
-        Ohem,
+        lambda: Call(
+            lambda x, norm, layer: norm.upsample_rows(x, torch.tensor([2, 0]), layer),
+            InPlaceABN(4),
+            nn.ConvTranspose2d(4, 4, 2, stride=2, bias=False),
+        ),
+        lambda: Call(lambda x: upsample_cross_entropy(x[0], *SIZES)),
+        lambda: Call(lambda x: upsample_ohem_loss(x[0], *SIZES, 0.5)),
     ],
 )
 def test_a_second_derivative_is_an_error(make):
@@ -170,7 +169,7 @@ def test_a_second_derivative_is_an_error(make):
         ({"x": torch.rand(2, 3, device="meta")}, "input is on meta, the layer on cpu"),
         (
             {"weight": torch.rand(1).double()},
-            r"weight must hold one number a channel \(3\), got float64 tensor of shape 1",
+            r"weight must hold one number a channel \(3\), got float64 tensor of shape",
         ),
         ({"bias": torch.rand(1, 3)}, r"bias must hold one number a channel \(3\)"),
         ({"running_var": torch.rand(2)}, r"running_var must hold one number a channel \(3\)"),
@@ -194,12 +193,16 @@ NAMES = ("x", "weight", "bias", "shortcut", "projection", "projection_weight", "
 class Case:
     """Inputs of a residual sum, fused and as separate steps."""
 
-    def __init__(self, training=(True, True), activation=ACTIVATIONS[0], stride=1, shape=(2, 3, 3, 4), **options):
-        generator = torch.Generator().manual_seed(options.pop("seed", 0))
-        dtype = options.pop("dtype", torch.float64)
-        frozen = options.pop("frozen", ())
-        assert not options
-        n, c, height, width = shape
+    def __init__(
+        self,
+        training=(True, True),
+        activation=ACTIVATIONS[0],
+        stride=1,
+        shape=(2, 3, 3, 4),
+        frozen=(),
+        dtype=torch.float64,
+    ):
+        generator, (n, c, height, width) = torch.Generator().manual_seed(0), shape
 
         def random(*size, scale=1.0, offset=0.0):
             return (torch.randn(size, generator=generator, dtype=torch.float64) * scale + offset).to(dtype)
@@ -219,14 +222,12 @@ class Case:
         return outer, Norm(*buffers[2:], self.training[1], 0.3, 1e-5, "identity", 1.0, None)
 
     def projected(self, *inputs, buffers=None):
-        """By the operator."""
         x, weight, bias, shortcut, projection, *affine = inputs
         outer, inner = self.norms([b.clone() for b in self.buffers] if buffers is None else buffers)
         stride = (self.stride, self.stride)
         return inplace_abn_projection(x, weight, bias, outer, shortcut, Projection(projection, stride, *affine, inner))
 
     def added(self, x, weight, bias, residual, buffers=None):
-        """By the operator that takes a residual."""
         outer, _ = self.norms([b.clone() for b in self.buffers] if buffers is None else buffers)
         return apply_norm(x, weight, bias, outer, residual)
 
