@@ -64,11 +64,6 @@ def stored(case: str, name: str) -> Tensor:
     return tensor("infer_cityscapes", f"cityscapes/{case}/{name}")
 
 
-def classes_of(ids: Tensor, categories: list[int]) -> Tensor:
-    """Return the class of each pixel of a fused map."""
-    return torch.tensor(categories)[ids.long()]
-
-
 @torch.no_grad()
 def distance(precision: str, net: PanopticNet, device: torch.device, images: list[str]) -> Distance:
     """Compare the outputs of a network on a device with the stored ones."""
@@ -90,7 +85,8 @@ def distance(precision: str, net: PanopticNet, device: torch.device, images: lis
         found.semantic = min(found.semantic, float(agree.double().mean()))
         fused = fuse(prediction, NUM_STUFF, 0.5, 0.5, 4096)
         ids, categories = stored(case, "pan_msk_0").long(), stored(case, "pan_cat_0").tolist()
-        agree = classes_of(torch.from_numpy(fused.ids), fused.categories) == classes_of(ids, categories)
+        ours = torch.tensor(fused.categories)[torch.from_numpy(fused.ids).long()]
+        agree = ours == torch.tensor(categories)[ids]
         found.fused = min(found.fused, float(agree.double().mean()))
         evaluator.add(ids.numpy(), segments(categories), fused.ids.astype(np.int64), segments(fused.categories))
     found.PQ = float(evaluator.scores().PQ)

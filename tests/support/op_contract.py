@@ -5,7 +5,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def same_with_threads(run, numbers=(1, 2, 5)):
-    """The result of a call, which is the same for each number of threads."""
     before, results = torch.get_num_threads(), []
     try:
         for number in numbers:
@@ -19,7 +18,6 @@ def same_with_threads(run, numbers=(1, 2, 5)):
 
 
 def place(tensor):
-    """Where the memory of a tensor is."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -22,12 +22,10 @@ WILD_FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, 0.5, 1.0, -1.0, 1e-45, 
 
 def perturbed(arguments: list[Any], seed: int) -> list[Any]:
     """The same with up to four mistakes."""
-    dice = random.Random(seed)
-    arguments = list(arguments)
-    for _ in range(dice.randint(0, 4)):
-        if arguments:
-            i = dice.randrange(len(arguments))
-            arguments[i] = _mistaken(dice, arguments[i], arguments)
+    dice, arguments = random.Random(seed), list(arguments)
+    for _ in range(dice.randint(0, 4) if arguments else 0):
+        i = dice.randrange(len(arguments))
+        arguments[i] = _mistaken(dice, arguments[i], arguments)
     return arguments
 
 
