@@ -263,14 +263,6 @@ def _decode(
         raise UnreadableImage(f"{path}: corrupt image: {one_line(error) or type(error).__name__}") from error
 
 
-def _may_be_rotated(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
-    # for EXIF Pillow decodes a whole PNG, since the block may follow the pixels
-    if image.format != "PNG":
-        return True
-    content = _content(path, data)
-    return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
-
-
 _pillow_limit, _limit_before, _unlimited = threading.Lock(), Image.MAX_IMAGE_PIXELS, 0
 
 
@@ -304,8 +296,10 @@ def _upright_size(image: Image.Image, path: Path, data: bytes | None = None) -> 
     width, height = image.size
     if isinstance(image, TiffImageFile):  # Pillow 11 and later swap the sides here, and turn the pixels when they load
         width, height = image.tag_v2[IMAGEWIDTH], image.tag_v2[IMAGELENGTH]
-    turned = _may_be_rotated(image, path, data) and _orientation(image) >= 5
-    return (width, height) if turned else (height, width)
+    # for EXIF Pillow decodes a whole PNG, since the block may follow the pixels
+    content = _content(path, data) if image.format == "PNG" else b"eXIf"
+    may_be_turned = any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
+    return (width, height) if may_be_turned and _orientation(image) >= 5 else (height, width)
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
