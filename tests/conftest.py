@@ -16,10 +16,10 @@ import pytest
 from hypothesis import settings
 from support.browsers import browser  # noqa: F401
 from support.components import component_options, imported  # noqa: F401
-from support.folders import make_folder  # noqa: F401
 from support.micro import micro, micro_config, micro_run, narrow, published_config, refused, seamseg_main  # noqa: F401
 from support.networks import cityscapes, golden_net  # noqa: F401
 from support.small_models import semantic_model, semantic_predictor  # noqa: F401
+from support.source_files import make_folder  # noqa: F401
 
 from seamseg.utils import process_settings
 from seamseg.utils.progress import set_quiet

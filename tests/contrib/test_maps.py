@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.browsers import blocks
 from support.components import EDGES, VECTORS, imported_for_a_module
-from support.report_pages import blocks
 from support.serving import serving
 from support.small_models import write_run
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.golden_backbones import golden_vistas, sample_positions
 from support.golden_files import DATA, array, tensor
+from support.golden_weights import golden_vistas, sample_positions
 from support.micro import make_dataset, narrow_body
 from support.sections import sem, train_transform
 from support.small_models import semantic_config, semantic_net

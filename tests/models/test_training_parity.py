@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.golden_backbones import sample_positions
 from support.golden_files import array, has, numpy_permutation, tensor
-from support.golden_weights import golden_state
+from support.golden_weights import golden_state, sample_positions
 from support.networks import (
     CITYSCAPES,
     NUM_STUFF,

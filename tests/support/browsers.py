@@ -1,10 +1,13 @@
-"""Pages in a headless browser, and names that must stay text in them."""
+"""Pages in a headless browser, names that must stay text in them, and the data of report pages."""
 
 from __future__ import annotations
 
 import base64
 import io
+import json
+import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,3 +95,18 @@ def check_layout(page: Any) -> None:
     assert page.evaluate("window.taken") is None
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert page.evaluate(WIDE) == []
+
+
+BLOCK = re.compile(r'<script type="application/json" class="(\w+)">(.*?)</script>', re.S)
+
+
+def blocks(page: Path) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        found.setdefault(kind, []).append(json.loads(text))
+    return found
+
+
+def decode_index_map(text: str, height: int, width: int, segments: int) -> np.ndarray:
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8 if segments <= 255 else "<u2")
+    return np.bitwise_xor.accumulate(raw.reshape(height, width), axis=0)

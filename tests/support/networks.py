@@ -15,9 +15,8 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.norm import ABN
 from seamseg.structures import Batch, FixedBatch, PackedSequence
 from seamseg.training.graphs import ROWS
-from support.golden_backbones import sample_positions
 from support.golden_files import tensor
-from support.golden_weights import golden_state
+from support.golden_weights import golden_state, sample_positions
 from support.micro import narrow_body
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Scores of COCO panoptic files by the official tools, in the form of `panoptic_files.py`, as JSON on the last line.
+"""Scores of COCO panoptic files by the official tools, in the form of `panoptic_cases.py`, as JSON on the last line.
 
 A program of its own, since panopticapi needs another numpy than the package:
 

@@ -1,17 +1,20 @@
-"""Small files of raw data sets, and summaries of dataset folders."""
+"""Small files of raw data sets; small dataset folders, and summaries of them."""
 
 from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.label_studio import encode_runs
+from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
 
 CLASS_LIST = """
 [road]
@@ -81,3 +84,50 @@ def tree(root: Path) -> dict[str, bytes]:
     """Return the content of every file by path, without the journal of a conversion, which depends on the source."""
     files = (p for p in sorted(root.rglob("*")) if p.is_file() and p.parent.name != ".prepare")
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
+
+
+def classes() -> Metadata:
+    return Metadata(2, 1, ["road", "sky", "car"], [(128, 64, 128), (70, 130, 180), (0, 0, 142)], [7, 23, 26], [])
+
+
+def segment_masks(root: Path) -> dict[str, set[tuple[str, int, bytes]]]:
+    """Return class, crowd flag and pixels of each segment in the base layer, by image."""
+    folder = DatasetFolder(root)
+    found = {}
+    for image in folder.metadata.images:
+        mask, names = folder.read_mask(image.id)[0], folder.metadata.categories
+        ids = np.unique(mask[mask > 0]).tolist()
+        found[image.id] = {(names[image.cat[i]], image.iscrowd[i], (mask == i).tobytes()) for i in ids}
+    return found
+
+
+def listed(root: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in root.glob("lst/*.txt"))
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a dataset folder with images of given sizes in the split `train`."""
+
+    def make(sizes: list[tuple[int, int]] | None = None, ending: str = ".png", name: str = "city") -> Path:
+        root = tmp_path / name
+        for part in ("img", "msk", "lst"):
+            (root / part).mkdir(parents=True)
+        images = []
+        for k, (height, width) in enumerate(sizes or [(12, 20), (20, 12), (14, 14)]):
+            pixels = np.random.RandomState(k).randint(0, 256, (height, width, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "img" / f"im{k}{ending}")
+            ids = np.ones((height, width), np.uint8)
+            ids[0] = 0
+            ids[height // 2 :, width // 2 :] = 2
+            ids[-2:, -3:] = 3
+            Image.fromarray(ids).save(root / "msk" / f"im{k}.png")
+            images.append(ImageInfo(f"im{k}", [255, 0, 2, 2], (height, width), [0, 0, 0, 1]))
+        (root / "lst" / "train.txt").write_text("".join(f"{i.id}\n" for i in images))
+        m = classes()
+        write_metadata(
+            root / "metadata.bin", Metadata(m.num_stuff, m.num_thing, m.categories, m.palette, m.original_ids, images)
+        )
+        return root
+
+    return make

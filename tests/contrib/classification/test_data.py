@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.classes import make_class_folders
-from support.golden_backbones import sample_positions
 from support.golden_files import DATA, array, has, tensor
+from support.golden_weights import sample_positions
 from torchvision.transforms import v2
 
 from seamseg.contrib.classification.config import InputConfig, load_classifier_config

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from support.classes import make_class_folders, write_config
-from support.golden_backbones import golden_state, stored
+from support.golden_weights import backbone_state, stored
 from support.golden_files import DATA, array
 from torch import nn
 from torch.nn import functional
@@ -124,7 +124,7 @@ def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) 
     config, checkpoint = tmp_path / "c.json", tmp_path / "model.pth.tar"
     config.write_text(json.dumps(RESNET18))
     net = build_classifier(parse_classifier_config(RESNET18))
-    state = {f"module.{k}": v for k, v in golden_state("resnet18", net).items() if "num_batches_tracked" not in k}
+    state = {f"module.{k}": v for k, v in backbone_state("resnet18", net).items() if "num_batches_tracked" not in k}
     torch.save({"epoch": 90, "arch": "resnet18", "state_dict": state, "best_prec1": torch.tensor(70.0)}, checkpoint)
     net = seamseg.classifier(config, checkpoint, device="cpu")
     assert not net.training
@@ -147,7 +147,7 @@ def test_a_training_step_of_the_original() -> None:
     optimizer = {"learning_rate": case["lr"], "nesterov": True, "clip": case["clip"], "weight_decay": 1e-4}
     config = parse_classifier_config({**RESNET18, "optimizer": optimizer})
     body = build_classifier(config)
-    body.load_state_dict(golden_state("resnet18", body))
+    body.load_state_dict(backbone_state("resnet18", body))
     module = TrainingModule(Classifier(body)).train()
     stepper = Stepper(trainer_options(config), module, build_optimizer(module.net, config.optimizer), World())
     before = {name: p.detach().clone() for name, p in body.named_parameters()}

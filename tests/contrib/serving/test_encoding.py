@@ -6,10 +6,10 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
+from support.browsers import decode_index_map
 from support.exported import detector
 from support.onnx_scenes import record, scene, write_classifier, write_network
 from support.predictors import predictor_of
-from support.report_pages import decode_index_map
 from support.serving import in_thread, png, serving
 
 import seamseg

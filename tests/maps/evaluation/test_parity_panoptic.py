@@ -12,8 +12,16 @@ import os
 import numpy as np
 import pytest
 from support import panoptic_official
-from support.panoptic_cases import CASES, CLASSES, isthing, random_pair, segment
-from support.panoptic_files import hotcoco_scores, our_scores, write_pairs
+from support.panoptic_cases import (
+    CASES,
+    CLASSES,
+    hotcoco_scores,
+    isthing,
+    our_scores,
+    random_pair,
+    segment,
+    write_pairs,
+)
 
 THINGS = isthing(CLASSES)
 

@@ -6,8 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from support.folders import segment_masks
-from support.source_files import brush
+from support.source_files import brush, segment_masks
 
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.folder import DatasetFolder

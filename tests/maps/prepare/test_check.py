@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.browsers import HOSTILE
-from support.folders import classes
-from support.source_files import photo, picture, tree
+from support.source_files import classes, photo, picture, tree
 
 from seamseg.cli.main import main
 from seamseg.maps.formats.metadata import Metadata, read_metadata, write_metadata

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.folders import listed
-from support.source_files import photo, picture, tree, zip_of
+from support.source_files import listed, photo, picture, tree, zip_of
 
 from seamseg.cli.main import main
 from seamseg.maps.formats.cityscapes.labels import cityscapes_classes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
-from support.folders import classes
+from support.source_files import classes
 
 from seamseg.maps.idmaps.id_runs import runs_by_id
 from seamseg.maps.prepare.annotations import decode_rle, thing_annotations, write_coco_json

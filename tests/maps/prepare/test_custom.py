@@ -6,8 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
-from support.folders import listed
-from support.source_files import CLASS_LIST, photo, picture, segments, write_json, zip_of
+from support.source_files import CLASS_LIST, listed, photo, picture, segments, write_json, zip_of
 
 from seamseg.cli.main import main
 from seamseg.maps.folder import DatasetFolder

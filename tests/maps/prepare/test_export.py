@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.export_scenes import CLASSES, make_city
-from support.folders import segment_masks
+from support.source_files import segment_masks
 
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.record import MapFiles

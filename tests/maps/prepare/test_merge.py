@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from support.folders import listed
-from support.source_files import photo, picture, segments, tree
+from support.source_files import listed, photo, picture, segments, tree
 
 from seamseg.cli.main import main
 from seamseg.maps.folder import DatasetFolder

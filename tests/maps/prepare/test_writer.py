@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PIL import Image
-from support.folders import classes
+from support.source_files import classes
 
 from seamseg.maps.formats.metadata import Metadata, read_metadata
 from seamseg.maps.prepare.convert import ConversionOptions, convert_splits

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.report_pages import blocks, decode_index_map
+from support.browsers import blocks, decode_index_map
 
 from seamseg.cli.main import main
 from seamseg.maps.evaluation.record import IMAGES, SUMMARY

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.browsers import watched_pages
+from support.browsers import blocks, watched_pages
 from support.onnx_scenes import record, scene, write_network
-from support.report_pages import blocks
 
 from seamseg.cli.main import main
 from seamseg.maps.report import is_gallery, write_gallery

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browsers import PHONE, check_layout, watched_pages
-from support.report_pages import blocks, decode_index_map
+from support.browsers import PHONE, blocks, check_layout, decode_index_map, watched_pages
 
 from seamseg.cli.main import main
 from seamseg.maps.report import find_evaluation

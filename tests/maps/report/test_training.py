@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.report_pages import blocks
+from support.browsers import blocks
 
 from seamseg.cli.main import main
 from seamseg.maps.report.summary import summarise_training as summarise

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 import torch
-from support.golden_backbones import stored
 from support.golden_files import DATA
+from support.golden_weights import stored
 from support.narrow_backbones import NARROW, build_narrow
 from torch.nn import functional
 from torch.testing import assert_close

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from support.golden_backbones import load_golden, sample_positions, stored
 from support.golden_files import array, has
+from support.golden_weights import load_golden, sample_positions, stored
 from torch import nn
 from torch.testing import assert_close
 
