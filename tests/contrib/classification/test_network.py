@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from support.classes import make_class_folders, write_config
-from support.golden_weights import backbone_state, stored
 from support.golden_files import DATA, array
+from support.golden_weights import backbone_state, stored
 from torch import nn
 from torch.nn import functional
 from torchvision.transforms import v2
