@@ -79,9 +79,8 @@ class PanopticNet(PanopticInference):
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
         """Compute the outputs for :meth:`loss` of images `3 x H x W`, whose proposals are sampled by the targets.
 
-        With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
-        sample runs the ROI head on zero rows: it takes part in every collective, forwards and backwards, with a weight
-        of 0, and every parameter gets a gradient, there of 0.
+        A rank without anything to sample runs the ROI head on zero rows: it takes part in every collective, also
+        backwards, with a weight of 0, and every parameter gets a gradient, there of 0.
         """
         options, features = self.options, self.encode(images)
         anchors, obj_logits, bbx_logits = rpn = self.score_anchors(features)
@@ -99,10 +98,7 @@ class PanopticNet(PanopticInference):
         return TrainingOutputs(features, rpn, things, proposals, rois, semantic_logits, heads)
 
     def loss(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
-        """Compute the losses of a batch, not weighted (docs/contract.md, section 4), custom heads last.
-
-        Those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows.
-        """
+        """Compute the losses of a batch, not weighted (docs/contract.md, section 4), custom heads last."""
         things, features, matcher = outputs.things, outputs.features, self.options.anchor_matcher
         matches = matcher.batch(outputs.rpn.anchors, things, features.valid_sizes)
         terms = rpn_losses(outputs.rpn, matches, things, matcher.config)

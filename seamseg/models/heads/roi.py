@@ -152,9 +152,8 @@ class _Candidates(NamedTuple):
 class ProposalMatcher:
     """Match proposals with ground-truth boxes and sample some of them (docs/contract.md, section 4 "ROI targets").
 
-    With `fixed_samples` there are always `num_samples` rows, sampled on the device, so that the host does not wait for
-    a count. Where there are too few candidates, rows of weight 0 repeat them; all rows of an image without ground truth
-    have weight 0, unless `sample_empty_images`.
+    With `fixed_samples` there are always `num_samples` rows, sampled on the device: the host does not wait for a count.
+    Rows of weight 0 fill up, and are all of an image without ground truth, unless `sample_empty_images`.
     """
 
     config: Roi
@@ -188,10 +187,8 @@ class ProposalMatcher:
             usable = usable & ~(crowd_fraction(boxes, things.crowd) >= self.config.void_threshold)
         highest, nearest, _, _ = match_boxes(boxes, things.boxes)
         positive = usable & (highest >= self.config.pos_threshold)
-        negative = (
-            usable & (highest < self.config.neg_threshold_hi) & (highest >= self.config.neg_threshold_lo) & ~positive
-        )
-        return _Candidates(boxes, positive, negative, nearest, counts)
+        between = (highest < self.config.neg_threshold_hi) & (highest >= self.config.neg_threshold_lo)
+        return _Candidates(boxes, positive, usable & between & ~positive, nearest, counts)
 
     def _sample(self, image: _Candidates, num_positive: int, num_negative: int) -> ROISample | None:
         orders = [self.permutation(num_positive)[: self.config.most_positive]]
@@ -205,17 +202,14 @@ class ProposalMatcher:
         return ROISample(image.boxes[index], match, None, positive.shape[0])
 
     def _sample_fixed(self, image: _Candidates) -> ROISample:
-        device = image.boxes.device
         most, number = self.config.most_positive, self.config.num_samples
         positive, order, exists = rank_samples(image.positive, image.negative, most, number)
-        found = exists.sum()
-        row = torch.arange(self.config.num_samples, device=device)
+        row, found = torch.arange(number, device=order.device), exists.sum()
         counts = row < found
         index = order[row % found.clamp(min=1)]
         match = torch.where(counts & positive[index], image.nearest[index], BACKGROUND)
         # without any candidate the row may be NaN: make it an empty box
-        boxes = image.boxes[index].nan_to_num(0.0)
-        return ROISample(boxes, match, (counts & image.counts).float(), self.config.most_positive)
+        return ROISample(image.boxes[index].nan_to_num(0.0), match, (counts & image.counts).float(), most)
 
 
 def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> Tensor:

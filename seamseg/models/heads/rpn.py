@@ -85,10 +85,7 @@ class AnchorMatcher:
 
     @torch.no_grad()
     def batch(self, anchors: Tensor, things: Sequence[Things], valid_sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the thing of each image that an anchor matches, :data:`BACKGROUND` or :data:`IGNORED`, int64 `N x A`.
-
-        `anchors` are `A x 4`.
-        """
+        """Return what anchors `A x 4` match, int64 `N x A`: a thing, :data:`BACKGROUND` or :data:`IGNORED`."""
         matches = torch.stack([self._match(anchors, *image) for image in zip(things, valid_sizes, strict=True)])
         if not self.fixed:
             return self._sample(matches)
@@ -163,8 +160,7 @@ class ProposalGenerator:
         ]
         # NMS for all images at once
         boxes, scores, large = (torch.cat(parts) for parts in zip(*candidates))
-        images = len(candidates)
-        lengths = [part.shape[0] for part, _, _ in candidates]
+        images, most = len(candidates), max(part.shape[0] for part, _, _ in candidates)
         image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part, _) in enumerate(candidates)])
         # small boxes form a group of their own and suppress nothing; all but one suppress each other
         image = torch.where(large, image, images)
@@ -174,7 +170,6 @@ class ProposalGenerator:
         kept, _ = nms_fixed(boxes, scores, self.config.nms_threshold, num_post, image)
 
         image = torch.where(kept >= 0, image[kept], images)
-        most = max(lengths)
         rows, exists, counts = rows_of_groups(image, images, min(num_post, most) if num_post > 0 else most)
         return torch.where(exists[:, :, None], boxes[kept[rows]], torch.nan), counts
 
@@ -206,8 +201,7 @@ class ProposalGenerator:
 def rpn_losses(outputs: RPNOutputs, matches: Tensor, things: Sequence[Things], config: Rpn) -> Terms:
     """Compute `obj_loss` and `bbx_loss`, sums over their count, the sampled anchors (docs/contract.md, section 4).
 
-    `matches` are from :meth:`AnchorMatcher.batch`. Both losses are 0, with a graph, when nothing is sampled: all ranks
-    of a training run the same backward pass.
+    Both are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
     """
     anchors, obj_logits, bbx_logits = outputs
     rows, counts = first_true(matches >= BACKGROUND, min(config.num_samples, matches.shape[1]))

@@ -54,10 +54,7 @@ class MiniDeepLab(nn.Module):
         return run_layers((self.conv2, self.bn2), x)
 
     def _add_branches(self, x: Tensor) -> Tensor:
-        """Run the 1x1 convolution as a sum over the branches: no map has the channels of all, with its gradients.
-
-        The sum is rounded after each branch, where float32 keeps the order of the sums of the original.
-        """
+        """Run the 1x1 convolution as a sum over the branches, rounded after each: no map has the channels of all."""
         assert isinstance(self.bn1, InPlaceABN) and isinstance(self.bn2, InPlaceABN) and self.bn2.weight is not None
         kernel, deferred = defer_scale_gradient(self.conv2.weight, self.bn2.weight)
         kernels = kernel.to(x.dtype).chunk(3, dim=1)
