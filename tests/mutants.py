@@ -63,7 +63,7 @@ TESTS = {
     "seamseg/inference/results/semantic.py": "tests/inference/test_semantic.py",
     "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
     "seamseg/fusion.py": "tests/test_fusion.py",
-    "seamseg/ops/nms.py": "tests/ops/test_boxes.py",
+    "seamseg/ops/nms.py": "tests/ops/test_boxes.py tests/ops/test_nms.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/test_training_parity.py",
     "seamseg/ops/reference/abn.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
     "seamseg/ops/reference/roi_sampling.py": "tests/ops/test_roi_sampling.py tests/gpu_checks/test_operators.py",

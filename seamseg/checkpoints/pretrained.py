@@ -31,7 +31,7 @@ from seamseg.checkpoints.snapshot import (
     load_tensors,
 )
 from seamseg.config.sections import Dataloader
-from seamseg.models.backbones import Backbone
+from seamseg.models.backbones.base import Backbone
 from seamseg.models.backbones.resnet import ResNet
 from seamseg.utils.errors import InputError
 

@@ -1,6 +1,7 @@
 """The networks, their losses, and how they are built from a configuration; parts for networks of your own."""
 
-from seamseg.models.backbones import FPN, FPNBody, build_backbone, norm_factory
+from seamseg.models.backbones import build_backbone, norm_factory
+from seamseg.models.backbones.base import FPN, FPNBody
 from seamseg.models.folding import fold_abn
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead

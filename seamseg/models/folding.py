@@ -125,10 +125,7 @@ class ChannelwiseActivation(Activation):
 
 
 class FoldedBlock(nn.Module):
-    """A residual block: its last convolution adds the shortcut, and has the activation that follows the sum, if any.
-
-    The shortcut is the input without a `projection`. `first` is the norm of a block that begins with one.
-    """
+    """A residual block: its last convolution adds the shortcut, and has the activation that follows the sum, if any."""
 
     def __init__(self, block: ResidualBlock | PreActivationBlock) -> None:
         super().__init__()
@@ -203,11 +200,7 @@ def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
 
 
 def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
-    """Fold each norm of a sequence into the layer of a kind before it; the names of the layers stay.
-
-    Into linear layers only where their input is known as `K x I`: with more dimensions, the norm's channels are not
-    theirs.
-    """
+    """Fold each norm of a sequence into the layer of a kind before it; the names of the layers stay."""
     # with layers that occur twice
     for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
         affine = _affine(norm)
@@ -233,6 +226,7 @@ def _fold(module: nn.Module) -> None:
     if type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module):
         return
     if isinstance(module, ROIHead) and is_plain(module.fc, NormSequential):
+        # the input of other linear layers may have more dimensions: the norm's channels are not theirs then
         _fold_pairs(module.fc, nn.Linear)
     for name, child in module._modules.items():
         fold = _FOLDS.get(type(child))

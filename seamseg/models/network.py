@@ -83,7 +83,6 @@ class Network(nn.Module):
     Attributes
     ----------
     kind : the kind of prediction: panoptic, instance_seg, detection or semantic
-    memory_format : memory format of the maps and the weights
     compiled : whether parts were compiled by :meth:`compile_parts`
     custom_heads, map_formats : the custom heads, and the further output maps, by name
     nms_threshold : IoU from which detections suppress others; None for a network without detections

@@ -17,11 +17,10 @@ from seamseg.maps.predictions import Prediction
 from seamseg.models.custom import predicted_maps
 from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead
 from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator, RPNOutputs, Sizes
-from seamseg.models.heads.select import best_scores
 from seamseg.models.heads.semantic import SemanticLoss
 from seamseg.models.network import BatchOptions, Network, PaddedPredictions
 from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.nms import nms_fixed
+from seamseg.ops.nms import best_scores, nms_fixed
 from seamseg.ops.norm import is_pointwise
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence, upload

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: greedy, exact, many groups in one call (docs/contract.md, section 4)."""
+"""Non-maximum suppression, greedy and exact, and other choices of rows for which the host does not wait."""
 
 from __future__ import annotations
 
@@ -59,3 +59,61 @@ _nms = define(
     lambda boxes, *rest: boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64),
 )
 _nms_fixed = define("nms_fixed", reference.nms_fixed, _fake_fixed)
+
+
+def nth_true(mask: Tensor, ranks: Tensor) -> Tensor:
+    """Return the indices, int64 `K`, of the True entries of a mask `A` with these ranks `K`, 0 for the first."""
+    return torch.searchsorted(mask.cumsum(0), ranks + 1)
+
+
+def first_true(masks: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the increasing indices `N x count` of the first True entries of rows `N x A`, and which of them exist."""
+    ranks = torch.arange(1, count + 1, device=masks.device).expand(masks.shape[0], count).contiguous()
+    index = torch.searchsorted(masks.cumsum(1), ranks)
+    exists = index < masks.shape[1]
+    return torch.where(exists, index, 0), exists
+
+
+def random_subset(chosen: Tensor, count: int) -> Tensor:
+    """Return at most `count` of the True entries of a mask `... x A`, at random by the generator of the device."""
+    keys = torch.where(chosen, torch.rand(chosen.shape, device=chosen.device), -1.0)
+    best = keys.topk(min(count, chosen.shape[-1]), sorted=False)
+    return torch.zeros_like(chosen).scatter(-1, best.indices, best.values >= 0)
+
+
+def rank_samples(positive: Tensor, negative: Tensor, most_positive: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample from positives and negatives, bool `... x A`, with torch's generator of the device.
+
+    Return the positives of the sample, `... x A`, at most `most_positive`; the indices `... x K`, K = min(`number`, A),
+    of these, of negatives in a random order, and of what is neither; and which are not neither, bool `... x K`.
+    """
+    positive = random_subset(positive, most_positive)
+    # the number of negatives differs from image to image: rank them instead of counting
+    keys = torch.where(negative, torch.rand(negative.shape, device=negative.device), -1.0)
+    best = torch.where(positive, 2.0, keys).topk(min(number, positive.shape[-1]))
+    return positive, best.indices, best.values >= 0
+
+
+def best_scores(scores: Tensor, count: int) -> Tensor:
+    """Return the indices of the `count` highest of `K` scores by decreasing score; lower index first among equals."""
+    if 0 < count < scores.shape[0]:
+        # NaN is the highest of all
+        least = torch.topk(scores, count, sorted=False).values.nan_to_num(torch.inf, torch.inf, -torch.inf).min()
+        above, equal = ~(scores <= least), scores == least
+        chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
+        candidates = nth_true(chosen, torch.arange(count, device=scores.device))
+        return candidates[torch.argsort(scores[candidates], descending=True, stable=True)]
+    return torch.argsort(scores, descending=True, stable=True)
+
+
+def rows_of_groups(group: Tensor, groups: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows of each group 0 to `groups - 1` in `group` (int64 `A`), in their order, `groups x most`.
+
+    Also which of them exist, and the number of rows of each group, which is not limited.
+    """
+    order = torch.argsort(group, stable=True)
+    stops = torch.searchsorted(group[order], torch.arange(groups, device=group.device), right=True)
+    starts = torch.cat((stops.new_zeros(1), stops[:-1]))
+    row = starts[:, None] + torch.arange(most, device=group.device)
+    exists = row < stops[:, None]
+    return order[torch.where(exists, row, 0)], exists, stops - starts

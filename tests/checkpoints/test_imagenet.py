@@ -20,7 +20,7 @@ from seamseg.checkpoints import imagenet, pretrained
 from seamseg.checkpoints.imagenet import ARCHITECTURES, body_key, convert_backbone, rename
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.cli.main import main
-from seamseg.models.backbones import FPN, FPNBody, build_backbone
+from seamseg.models import FPN, FPNBody, build_backbone
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
 from seamseg.ops.norm import InPlaceABN
 from seamseg.utils.errors import InputError

@@ -4,8 +4,9 @@ from contextlib import ExitStack
 from unittest import mock
 
 from seamseg.config.kinds import BODIES
-from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, Architecture, build_backbone, preactivation
+from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, build_backbone, preactivation
 from seamseg.models.backbones.preactivation import ResNeXtArchitecture
+from seamseg.models.backbones.resnet import Architecture
 from seamseg.ops.norm import InPlaceABN
 
 NARROW = ("resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121")

@@ -13,7 +13,7 @@ from torch import nn
 
 from seamseg.config import config_from_string, default_config
 from seamseg.config.sections import Scheduler
-from seamseg.models.backbones import Backbone
+from seamseg.models.backbones.base import Backbone
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, step_unless

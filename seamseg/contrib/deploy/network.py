@@ -19,11 +19,10 @@ from seamseg.config.kinds import KINDS
 from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import QUERY_OUTPUTS
 from seamseg.models.custom import WholeNetwork, predicted_maps
-from seamseg.models.heads.select import best_scores
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.panoptic_inference import DenseOutputs
 from seamseg.models.semantic import SemanticNet
-from seamseg.ops.nms import nms_fixed
+from seamseg.ops.nms import best_scores, nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
 from seamseg.utils.errors import SeamsegError, cause, lacks_memory
@@ -147,7 +146,7 @@ class DetectionExport(ExportNet):
         )
 
     def _best(self, scores: Tensor, count: int) -> Tensor:
-        """Return what :func:`seamseg.models.heads.select.best_scores` does."""
+        """Return what :func:`seamseg.ops.nms.best_scores` does."""
         if not self.standard_ops:
             return best_scores(scores, count)
         # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing

@@ -10,7 +10,7 @@ from typing import Any
 
 from seamseg.config.components import register
 from seamseg.config.sections import Body
-from seamseg.models.backbones.base import FPN, Backbone, BodyContext, FPNBody, NormFactory
+from seamseg.models.backbones.base import Backbone, BodyContext, NormFactory
 from seamseg.models.backbones.preactivation import (
     DENSENETS,
     RESNEXTS,
@@ -20,23 +20,9 @@ from seamseg.models.backbones.preactivation import (
     WiderResNet,
     WiderResNetA2,
 )
-from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import did_you_mean
-
-__all__ = [
-    "BACKBONES",
-    "DENSENETS",
-    "FPN",
-    "RESNETS",
-    "RESNEXTS",
-    "WIDER_RESNETS",
-    "Architecture",
-    "Backbone",
-    "FPNBody",
-    "build_backbone",
-    "norm_factory",
-]
 
 BN_MODES: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
 """Norms of :func:`norm_factory` by name."""

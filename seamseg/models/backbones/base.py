@@ -47,13 +47,8 @@ class Backbone(nn.Module):
 
     With `keep_outputs` it returns the outputs of all stages by name, otherwise the last one. `classes` are outputs of a
     classifier on the global average, 0 for none. With `checkpoint` the backward pass computes stages again.
-
-    Attributes
-    ----------
-    out_channels, out_strides : channels and stride of the output of each stage, by name
-    name : name of the network
-    initialised : it sets its initial weights itself
-    pretrained : it loads them in `__init__`, so that `[body] num_frozen` may freeze them
+    `out_channels` and `out_strides` are of the output of each stage, by name. An `initialised` network sets its initial
+    weights itself, a `pretrained` one loads them in `__init__`, so that `[body] num_frozen` may freeze them.
     """
 
     initialised: ClassVar[bool] = False
@@ -286,11 +281,7 @@ class FPNBody(nn.Module):
 def dilations_of(
     network: str, dilation: int | Sequence[int | Sequence[int]], blocks: Sequence[int]
 ) -> list[tuple[int, Iterable[int]]]:
-    """Return the stride of the stages `mod2`, `mod3`, ... and the dilations of their numbers of blocks.
-
-    `dilation` is one for all blocks, or for each stage one or a list with one for each block. The stride is 2 only
-    where the dilation of a stage is the number 1; in `mod2` it is of the pooling before it.
-    """
+    """Return the stride of the stages `mod2`, ..., 2 where their dilation is the number 1, and the dilations of blocks."""
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * len(blocks)
     if len(stages) != len(blocks):
         raise ValueError(f"{network}: dilation has {len(stages)} entries, give one number or {len(blocks)}, from mod2")

@@ -19,11 +19,9 @@ from seamseg.ops.pooling import MaxPool3x3
 class PreActivationBlock(nn.Module):
     """`convs(bn1(x)) + shortcut`; the shortcut is `x`, or `proj_conv(bn1(x))` where stride or width changes.
 
-    The stride sits on the first convolution. With in-place norms the input is not kept for the backward pass: `bn1`
-    recovers it from its output, which the first convolution keeps, and the sum needs neither of its addends.
-
-    `channels` are the outputs of two 3x3 convolutions, or of 1x1, 3x3 and 1x1 ones, of which the 3x3 has `groups`.
-    `dropout` is the probability of dropping a channel before the last convolution.
+    With in-place norms the input is not kept for the backward pass: `bn1` recovers it from its output, which the first
+    convolution keeps, and the sum needs neither of its addends. `channels` are the outputs of two 3x3 convolutions, or
+    of 1x1, 3x3 and 1x1 ones, of which the 3x3 has `groups`.
     """
 
     def __init__(

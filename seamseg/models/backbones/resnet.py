@@ -20,9 +20,8 @@ class ResidualBlock(nn.Module):
     """`activation(branch(x) + shortcut(x))` (He et al. 2016; docs/contract.md, section 3 "Body").
 
     `channels` are the outputs of two convolutions, or of three of a bottleneck; the stride sits on the (first) 3x3 one.
-    `dropout` is the probability of dropping a channel before the last convolution. The last norm of the branch and the
-    norm of the shortcut have no activation: it follows the sum. With in-place norms these, the projection and the sum
-    are computed together, without calls of the modules, unless they have hooks or are of classes of their own.
+    With in-place norms the last two norms, the projection and the sum are computed together, without calls of the
+    modules, unless they have hooks or are of classes of their own.
     """
 
     def __init__(

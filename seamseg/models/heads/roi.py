@@ -14,9 +14,9 @@ from torch.nn import functional
 from seamseg.config.sections import Roi
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.rpn import BACKGROUND, box_targets
-from seamseg.models.heads.select import nth_true, rank_samples
 from seamseg.models.network import Terms
 from seamseg.ops.boxes import box_area, crowd_fraction, match_boxes, smooth_l1
+from seamseg.ops.nms import nth_true, rank_samples
 from seamseg.ops.norm import NormSequential, is_inplace, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
 from seamseg.structures import PackedSequence, Things, upload

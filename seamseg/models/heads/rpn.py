@@ -12,10 +12,9 @@ from torch.nn import functional
 
 from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.select import best_scores, first_true, nth_true, rank_samples, rows_of_groups
 from seamseg.models.network import Terms
 from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
-from seamseg.ops.nms import nms_fixed
+from seamseg.ops.nms import best_scores, first_true, nms_fixed, nth_true, rank_samples, rows_of_groups
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence, Things, upload
 

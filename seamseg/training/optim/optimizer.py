@@ -14,7 +14,7 @@ from seamseg.checkpoints.snapshot import check_storable, network_parts
 from seamseg.config import Config
 from seamseg.config.components import register
 from seamseg.config.sections import Optimizer
-from seamseg.models.backbones import Backbone
+from seamseg.models.backbones.base import Backbone
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError, named_errors
 

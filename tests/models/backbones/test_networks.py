@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seamseg.config.kinds import BODIES, layout_of
-from seamseg.models.backbones import BACKBONES, FPN, build_backbone, norm_factory
+from seamseg.models.backbones import BACKBONES, build_backbone, norm_factory
+from seamseg.models.backbones.base import FPN
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.ops.norm import ABN, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.models.heads.select import best_scores, first_true, nth_true, random_subset, rank_samples, rows_of_groups
+from seamseg.ops.nms import best_scores, first_true, nth_true, random_subset, rank_samples, rows_of_groups
 
 masks = st.lists(st.booleans(), max_size=40).map(lambda values: torch.tensor(values, dtype=torch.bool))
 
