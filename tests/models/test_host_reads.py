@@ -1,6 +1,7 @@
 """What a step costs the host of a GPU: values that it reads, operators that it calls; and that it needs shapes only."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from support.networks import NARROW, in_turn, tiny_config, toy_batch
 from seamseg.config import load_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
-from seamseg.structures import PackedSequence
+from seamseg.structures import DeferredTransform, PackedSequence
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
+from seamseg.training.prefetch import prefetched, prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 
@@ -27,33 +29,33 @@ EXACT = 3
 """Reads of a step whose samples are drawn as the original does: the numbers of proposals, of candidates for the ROI
 head, and of anchors to draw from, each once for all images."""
 FIXED = ("roi.fixed_samples=yes",)
+THREE, EMPTY = (
+    toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
+    toy_batch((64, 64), (64, 64), empty=(0, 1)),
+)
+
+
+def step_of(config, device="cpu"):
+    """A step on a batch: forward pass, losses, backward pass and update."""
+    torch.manual_seed(0)
+    with narrow_body():
+        module = build_training_module(config, 2, 3).train().to(device)
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World(device=torch.device(device)))
+    return lambda batch: stepper([batch], [0.01] * len(optimizer.param_groups))
 
 
 def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
-    """Reads of the second step: forward pass, losses, backward pass and update."""
-    torch.manual_seed(0)
-    config = tiny_config(kind, mode, overrides=(NARROW, *overrides))
-    with narrow_body():
-        module = build_training_module(config, 2, 3)
-    optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
-    rates = [0.01] * len(optimizer.param_groups)
-    stepper([batch], rates)
+    """Reads of the second step."""
+    step = step_of(tiny_config(kind, mode, overrides=(NARROW, *overrides)))
+    step(batch)
     with HostReads() as reads:
-        result = stepper([batch], rates)
+        result = step(batch)
     assert torch.isfinite(result.total)
     return reads
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        toy_batch((64, 96)),
-        toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
-        toy_batch((64, 64), (64, 64), empty=(0, 1)),
-    ],
-    ids=["one", "three", "empty"],
-)
+@pytest.mark.parametrize("batch", [toy_batch((64, 96)), THREE, EMPTY], ids=["one", "three", "empty"])
 def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch):
     reads = reads_of_a_step(batch.with_target_info(), "rpn.min_size=4")
     assert 0 < reads.count <= EXACT, reads
@@ -62,11 +64,7 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
     assert reads.count <= EXACT + 1, reads
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)), toy_batch((64, 64), (64, 64), empty=(0, 1))],
-    ids=["things", "empty"],
-)
+@pytest.mark.parametrize("batch", [THREE, EMPTY], ids=["things", "empty"])
 @pytest.mark.parametrize(
     ("overrides", "kind", "mode"),
     [
@@ -113,14 +111,10 @@ def test_a_prediction_of_fixed_sizes_reads_nothing():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_operators_of_a_training_step(precision):
     """Their number depends neither on the size of the image nor on that of the samples."""
-    torch.manual_seed(0)
     overrides = [f"general.precision={precision}", "roi.num_samples=16"]
-    config = load_config("vistas_r50", overrides=overrides)
-    module = build_training_module(config, 2, 3).train()
-    optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(TrainerOptions.from_config(config), module, optimizer, World())
+    step = step_of(load_config("vistas_r50", overrides=overrides))
     with Launches() as launches:
-        stepper([toy_batch((64, 96)).with_target_info()], [0.0] * len(optimizer.param_groups))
+        step(toy_batch((64, 96)).with_target_info())
     assert launches.names.total() <= 1700, launches.names.most_common(20)
 
 
@@ -160,3 +154,40 @@ def test_memory_of_a_step_of_the_largest_network():
     result, peak, _ = simulate(configs[1], batch, CLASSES, in_turn)
     assert result.total.shape == ()
     assert peak < 2700 * 2**20
+
+
+@pytest.fixture
+def waits_are_errors():
+    """Makes torch raise where the host waits for a GPU."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["bn", "gn"])
+def test_fixed_samples_never_wait_for_a_gpu(precision, mode, waits_are_errors):
+    overrides = (*FIXED, f"general.precision={precision}", "rpn.min_size=4")
+    step = step_of(tiny_config(mode=mode, overrides=overrides), "cuda")
+    batches = [batch.with_target_info().pin_memory() for batch in (THREE, EMPTY)]
+    for number, batch in enumerate(5 * batches):
+        if number == 6:  # steady from here
+            torch.cuda.synchronize()
+            waits_are_errors()
+        (uploaded,) = prefetched([batch], torch.device("cuda"))
+        result = step(uploaded.batch)
+    torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(result.total)
+
+
+@pytest.mark.gpu
+def test_transforms_on_the_device_do_not_wait(waits_are_errors):
+    batch = toy_batch((64, 96), (80, 64)).with_target_info()
+    deferred = [DeferredTransform(True, (1.1, 0.9, 1.2, 0.1)), DeferredTransform()]
+    images = batch.images.map(lambda x: (40 * x + 128).clamp(0, 255).byte())
+    sent = replace(batch, images=images, deferred=deferred).to("cuda")
+    prepare_batch(sent, tiny_config().dataloader)
+    waits_are_errors()
+    done = prepare_batch(sent, tiny_config().dataloader)
+    torch.cuda.set_sync_debug_mode("default")
+    assert all(image.isfinite().all() for image in done.images)

@@ -1,6 +1,6 @@
 """Counts where a step asks the device for a value, where the host of a GPU would wait, and what it calls: on a CPU.
 
-Copies to another device cannot happen there: `models/test_cuda.py` is for that.
+Copies to another device cannot happen there: tests marked `gpu` are for that.
 """
 
 from __future__ import annotations
