@@ -79,7 +79,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def fused_twice(monkeypatch, prediction, device, *parameters, **options):
-    """The map of the arrays, and that made by operators on a device."""
     wanted = fuse(prediction, *parameters, **options)
     if device == "cpu":
         monkeypatch.setattr(fusion, "_has_kernels", lambda _: True)
@@ -266,7 +265,6 @@ NEAR = 1e-4
 
 
 def upsample(queries, size, native):
-    """Probabilities of all masks at the size of the image."""
     logits = torch.from_numpy(queries.mask_logits)[None]
     padded = functional.interpolate(logits, queries.padded_size, mode="bilinear", align_corners=False)
     valid = padded[..., : size[0], : size[1]]
@@ -308,7 +306,6 @@ def papers_map(queries, size, native, score_threshold=0.8, overlap_threshold=0.8
 
 
 def smooth(rng, count, cells, coarse):
-    """Logits with large and small regions."""
     noise = torch.from_numpy(rng.normal(-1, 6, (count, 1, *coarse)).astype(np.float32))
     return functional.interpolate(noise, cells, mode="bicubic")[:, 0].numpy()
 

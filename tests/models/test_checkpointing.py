@@ -39,7 +39,6 @@ def train(module, batch, dtype=None, steps=2):
 
 
 def pair(mode, *overrides, num_frozen=0):
-    """The same network without and with checkpoints."""
     return [narrow_module(*overrides, *more, mode=mode, num_frozen=num_frozen) for more in ((), (YES,))]
 
 
@@ -85,8 +84,6 @@ def test_statistics_move_once_however_often_the_graph_is_run_backwards(layer, mo
 
 
 class Fickle(nn.Module):
-    """Does more norms in its second run than in its first."""
-
     def __init__(self):
         super().__init__()
         self.norm, self.runs = InPlaceABN(3), 0

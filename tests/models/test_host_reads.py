@@ -46,7 +46,6 @@ def step_of(config, device="cpu"):
 
 
 def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
-    """Reads of the second step."""
     step = step_of(tiny_config(kind, mode, overrides=(NARROW, *overrides)))
     step(batch)
     with HostReads() as reads:

@@ -33,8 +33,6 @@ LEAST_AREA = 4200
 
 
 class Case:
-    """One golden batch: its images, our features, and what is stored of it."""
-
     def __init__(self, name, net, config):
         self.name = name
         self.net = net

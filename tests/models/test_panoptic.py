@@ -173,7 +173,6 @@ ALL = ("roi.num_samples=300", "roi.pos_ratio=0.5", "rpn.num_samples=100000")
 
 
 def trained(batch, *overrides):
-    """Losses, counts and gradients."""
     module = narrow_module(*overrides, mode="gn")
     torch.manual_seed(1)
     losses = module(batch)

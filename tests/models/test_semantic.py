@@ -72,7 +72,6 @@ def test_folding_changes_nothing_but_time(pooling_size):
 
 @pytest.fixture
 def items(tmp_path):
-    """Two samples of the micro data set."""
     dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", train_transform(64, 128))
     return [dataset[0], dataset[1]]
 
@@ -210,7 +209,6 @@ def plain_norm(norm: InPlaceABN, x: torch.Tensor) -> torch.Tensor:
 
 
 def plain_deeplab(head: DeeplabV3, x: torch.Tensor) -> torch.Tensor:
-    """The head in training mode, written with torch's own layers."""
     local = head.red_conv(plain_norm(head.map_bn, torch.cat([conv(x) for conv in head.map_convs], 1)))
     context = head.global_pooling_conv(functional.adaptive_avg_pool2d(x, 1))
     context = head.pool_red_conv(plain_norm(head.global_pooling_bn, context))

@@ -134,7 +134,6 @@ _STRIDES = [
 
 @pytest.mark.parametrize(("name", "dilation", "wanted"), _STRIDES)
 def test_strides_of_dilated_stages(name, dilation, wanted):
-    """They are those of the original, of the real outputs, and of the configuration."""
     network = build_narrow(name, INPLACE, dilation=dilation).eval()
     with torch.no_grad():
         outputs = network(torch.zeros(1, 3, 64, 96))

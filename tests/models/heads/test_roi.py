@@ -159,7 +159,6 @@ def test_levels_are_counted_from_the_first_in_use():
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN])
 def test_mask_logits_of_some_rows_still_use_the_statistics_of_all(norm, monkeypatch):
-    """In-place ABN enlarges these rows only."""
     torch.manual_seed(0)
     head, seen = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, norm), []
     if norm is InPlaceABN:

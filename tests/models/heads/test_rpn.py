@@ -166,7 +166,6 @@ def test_without_a_limit_all_proposals_are_kept(limit):
 
 
 def golden_images():
-    """Things and valid sizes of the four golden images."""
     boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")]
     crowds = [ops("rpn/crowd_mask").bool(), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128)), None, None]
     return list(map(things, boxes, crowds)), [tuple(size) for size in ops("rpn/valid_size").tolist()]

@@ -102,7 +102,6 @@ HALF_JOINED, HALF_ADDED = (torch.bfloat16, False), (torch.bfloat16, True)
 
 
 def three_steps(module, x, dy, dtype, is_added):
-    """Result, gradients and state after three passes."""
     half = dtype is torch.bfloat16
     module, leaf = deepcopy(module) if half else deepcopy(module).double(), x.to(dtype).requires_grad_()
     for _ in range(3):
@@ -147,7 +146,6 @@ def test_target_takes_the_first_layer_that_is_not_void():
 
 
 def test_the_semantic_loss_is_that_of_the_labelled_images():
-    """As many of them as classes, too."""
     logits = torch.randn(3, 2, 4, 4, requires_grad=True)
     loss_of = SemanticLoss(tiny_config())
     batch = toy_batch((16, 16), (16, 16), (16, 16), empty=(0, 1, 2))
@@ -165,7 +163,6 @@ def test_the_semantic_loss_is_that_of_the_labelled_images():
 
 
 def part(batch, indices):
-    """Some images of a batch."""
     fields = {name: PackedSequence([getattr(batch, name)[i] for i in indices]) for name in ("masks", "categories")}
     return replace(batch, **fields)
 
