@@ -281,7 +281,7 @@ class FPNBody(nn.Module):
 def dilations_of(
     network: str, dilation: int | Sequence[int | Sequence[int]], blocks: Sequence[int]
 ) -> list[tuple[int, Iterable[int]]]:
-    """Return the stride of the stages `mod2`, ..., 2 where their dilation is the number 1, and the dilations of blocks."""
+    """Return the stride of the stages `mod2`, ..., which is 2 at a dilation of 1, and the dilations of their blocks."""
     stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * len(blocks)
     if len(stages) != len(blocks):
         raise ValueError(f"{network}: dilation has {len(stages)} entries, give one number or {len(blocks)}, from mod2")
