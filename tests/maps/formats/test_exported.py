@@ -35,6 +35,9 @@ def test_a_text_is_read_back(size, classes):
     assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
     with_images = replace(written, metadata=replace(CLASSES, images=[ImageInfo("a", [255], (2, 2), [0])]))
     assert ExportedMetadata.from_json(with_images.to_json(), "a.onnx") == written, "the images are not stored"
+    names = Metadata(0, 1000, [str(number) for number in range(1000)], [], [])
+    classifier = exported(kind="classification", metadata=names, thresholds={})
+    assert ExportedMetadata.from_json(classifier.to_json(), "a.onnx") == classifier
 
 
 def test_padding():
@@ -48,12 +51,6 @@ def test_padding():
     assert np.array_equal(inputs["image"][0, :, :300, :100].transpose(1, 2, 0), image)
     assert inputs["image"].shape == (1, 3, 384, 128)
     assert np.count_nonzero(inputs["image"]) == image.size, "padded with 0"
-
-
-def test_a_classifier_has_names_only():
-    classes = Metadata(0, 1000, [str(number) for number in range(1000)], [], [])
-    written = exported(kind="classification", metadata=classes, thresholds={})
-    assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
 
 
 @pytest.mark.parametrize(

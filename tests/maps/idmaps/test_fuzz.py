@@ -1,22 +1,11 @@
-"""The C library never crashes: each call returns or raises, also under sanitizers. `tests/fuzz` has the streams."""
+"""The C library reads and writes inside of its arrays, as sanitizers see it. `tests/fuzz` has the streams."""
 
 import random
 
 import numpy as np
 import pytest
-import torch
-from support.emulator import Fault, Raised, Worker, obstacle
-from support.op_mistakes import perturbed
+from support.emulator import Worker, obstacle
 
-EXPECTED = {
-    "ValueError",
-    "TypeError",
-    "MemoryError",
-    "_ArrayMemoryError",
-    "AttributeError",
-    "OverflowError",
-    "RuntimeError",
-}
 INTEGERS = (np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
 
 
@@ -66,38 +55,13 @@ MADE = {
 }
 
 
-def _as_array(value):
-    """What numpy has no type for becomes nothing."""
-    try:
-        return value.detach().numpy() if isinstance(value, torch.Tensor) else value
-    except (TypeError, RuntimeError):
-        return None
-
-
-def throw(worker, name, seeds):
-    """Call with arguments drawn from each seed, with a few mistakes."""
-    for seed in seeds:
-        drawn = MADE[name](random.Random(seed), np.random.default_rng(seed))
-        arguments = perturbed([torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in drawn], seed)
-        try:
-            worker.call("tests.support.idmap_calls", name, list(map(_as_array, arguments)), seed, wanted=False)
-        except Raised as error:
-            if error.kind not in EXPECTED or not error.words.strip():
-                pytest.fail(f"{name}, seed {seed}: {error}")
-        except Fault as fault:
-            pytest.fail(f"{name}, seed {seed}: {fault}")
-
-
-@pytest.fixture(scope="module", params=["installed", pytest.param("sanitized", marks=pytest.mark.slow)])
-def worker(request):
-    if request.param == "sanitized" and obstacle() is not None:
-        pytest.skip(obstacle())
-    worker = Worker(sanitized=request.param == "sanitized")
-    yield worker
-    worker.close()
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
-def test_functions(worker, name, count):
-    throw(worker, name, range(count))
+def test_functions(name):
+    if obstacle() is not None:
+        pytest.skip(obstacle())
+    worker = Worker(sanitized=True)
+    for seed in range(2000):
+        drawn = MADE[name](random.Random(seed), np.random.default_rng(seed))
+        worker.call("tests.support.idmap_calls", name, drawn, seed, wanted=False)
+    worker.close()

@@ -29,9 +29,8 @@ def packed(source, tmp_path, kind):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["stored", "deflated"])
-def test_members(source, tmp_path, kind):
-    root = packed(source, tmp_path, kind)
+def test_members(source, tmp_path):
+    root = packed(source, tmp_path, "deflated")
     found = SourceTree(root)
     assert found.folders("") == ["a"]
     assert found.folders("a") == ["b"]

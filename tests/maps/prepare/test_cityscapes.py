@@ -112,7 +112,6 @@ def test_command(tmp_path, capsys):
     assert "no val, skipped" in shown.err
     assert "train: 2/2" in shown.err
     packed = zip_of(raw, tmp_path / "raw.zip")
-    for words in (["prepare", "--quiet", "cityscapes"], ["prepare", "cityscapes", "--quiet"]):
-        assert main([*words, str(packed), str(tmp_path / "two"), "--splits", "train"]) == 0
-        assert capsys.readouterr().err == ""
+    assert main(["prepare", "--quiet", "cityscapes", str(packed), str(tmp_path / "two"), "--splits", "train"]) == 0
+    assert capsys.readouterr().err == ""
     assert tree(tmp_path / "two") == tree(out)

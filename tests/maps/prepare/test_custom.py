@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
-from support.source_files import CLASS_LIST, listed, photo, picture, segments, write_json, zip_of
+from support.source_files import CLASS_LIST, listed, photo, picture, segments, write_json
 
 from seamseg.cli.main import main
 from seamseg.maps.folder import DatasetFolder
@@ -76,11 +76,8 @@ def test_inconsistent_folders(raw):
     (raw / "empty").mkdir()
     assert_folders_fail(raw, "empty: 0 images found for train", (str(raw / "empty"), labels))
     assert_folders_fail(raw, r"0 of 1 images have labels .*the first image is sub/a", (photos, str(raw / "empty")))
-    coco = raw / "json" / "instances.json"
-    coco.parent.mkdir()
-    coco.write_text('{"images": []}')
-    for given in (coco, coco.parent):
-        assert_folders_fail(raw, "json.*; one JSON file .* `seamseg prepare instances`", (photos, str(given)))
+    write_json(raw / "json" / "instances.json", {"images": []})
+    assert_folders_fail(raw, "json.*; one JSON file .* `seamseg prepare instances`", (photos, str(raw / "json")))
     assert_folders_fail(raw, r"expected the folders \(images, labels\) or", (photos,))
     assert_folders_fail(raw, "`divisor=1`: must be 2 or more", divisor=1)
     assert_folders_fail(raw, r"photos: 0 instance images \(\.png\) found for train", (photos, labels, photos))
@@ -162,13 +159,8 @@ def test_instances_with_labels(coco):
 
 def test_photos_without_label_images(coco):
     (coco / "labels" / "b.png").unlink()
-    zip_of(coco / "labels", coco / "labels.zip")
-    zip_of(coco / "photos", coco / "photos.zip")
-    given = {"train": (str(coco / "photos.zip"), str(coco / "instances.json"), str(coco / "labels.zip"))}
-    done = prepare_instances(coco / "out", given, coco / "classes.ini")
+    assert instances(coco, "labels", classes=True) == {"image without a label image": (1, f"{coco / 'photos'}/b.jpg")}
     assert segments(coco / "out", "a")[-1] == ("sky", 0, 5)
-    first = f"{coco / 'photos.zip'}/b.jpg"
-    assert done.accounts["train"].skipped == {"image without a label image": (1, first)}
     (coco / "labels" / "a.png").unlink()
     (coco / "out" / "metadata.bin").unlink()
     assert_instances_fail(coco, "0 images found that have a label image")

@@ -11,7 +11,6 @@ from PIL import Image
 from support.source_files import photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.metadata import read_metadata
 from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.maps.prepare.vistas import prepare_vistas
@@ -146,9 +145,6 @@ def test_groups_of_version_2(tmp_path):
     assert {name for name, crowd, _ in found if crowd} == {"human--person--individual", "object--support--pole"}
     assert sum(crowd for _, crowd, _ in found) == 4
     assert sum(n for _, _, n in found) == 4 * 7
-    mask = DatasetFolder(tmp_path / "out").read_mask("a")[0]
-    void = [k for k, name in enumerate(flags) if name.endswith(("vehicle-group", "sky-group"))]
-    assert np.flatnonzero((mask == 0).all(axis=1)).tolist() == void
 
 
 def filled(value, dtype=np.uint16):
