@@ -28,20 +28,14 @@ class Kind:
     modules: tuple[str, ...]
     losses: tuple[str, ...]
     ignored: frozenset[str]
+    has_masks: bool = False
+    """Whether detections have masks."""
+    has_classes: bool = False
+    """Whether pixels have classes."""
 
     def uses(self, section: str, key: str) -> bool:
         """Whether a key of the configuration has an effect."""
         return self.ignored.isdisjoint((section, f"{section}.{key}"))
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether detections have masks."""
-        return "roi_msk_loss" in self.losses
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether pixels have classes."""
-        return "sem_loss" in self.losses
 
 
 _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
@@ -58,12 +52,15 @@ KINDS = {
         ("body", "rpn_head", "roi_head", "sem_head"),
         (*_DETECTION, "roi_msk_loss", "sem_loss"),
         _ALWAYS | {"sem.out_channels", "sem.dilations"},
+        has_masks=True,
+        has_classes=True,
     ),
     "instance_seg": Kind(
         "instance-segmentation",
         ("body", "rpn_head", "roi_head"),
         (*_DETECTION, "roi_msk_loss"),
         _ALWAYS | _FUSION | {"sem"},
+        has_masks=True,
     ),
     "detection": Kind(
         "object-detection", ("body", "rpn_head", "roi_head"), _DETECTION, _ALWAYS | _FUSION | _MASKS | {"sem"}
@@ -73,6 +70,7 @@ KINDS = {
         ("body", "head", "cls"),
         ("sem_loss",),
         _ALWAYS | _FUSION | _PYRAMID | {"general.score_threshold"},
+        has_classes=True,
     ),
 }
 """The kinds by the name in `[general] kind`; the first is the default."""

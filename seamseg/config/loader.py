@@ -110,8 +110,8 @@ def config_from_string(
             texts.setdefault(component.section, {})
     if loaded and (strict or "components" in changes.get("general", {})):
         texts["general"]["components"] = ", ".join(loaded)
-    for (section, key), value in ignored.items():
-        _check_ignored(section, key, value, texts, sources[section, key], layers)
+    for section, key in [name for name, value in ignored.items() if value != texts[name[0]][name[1]]]:
+        _check_ignored(section, key, ignored[section, key], texts, sources[section, key], layers)
     return _typed(texts, sources, f"{source} with {_OVERRIDES}" if changes else source, strict, exported)
 
 
@@ -225,7 +225,7 @@ def load_components(overrides: Sequence[str], files: Sequence[_Layer] = (), expo
             parts = [name.strip().rpartition(".") for name in names if not exported]
             names = ["".join(part) for part in parts if part[0] in RECIPES and part[2].isidentifier()]
             names = [name for name in names if find_spec(name) is not None]
-        loaded += components.load(names, folder)
+        loaded += components.load(names, folder) if names else []
     for section, key, value in map(split_override, overrides):
         if (section, key) == ("general", "components"):
             loaded += components.load(value.split(","))
@@ -318,9 +318,8 @@ def _check_ignored(section: str, key: str, text: str, texts: _Texts, source: str
     if source == layers[-1].source and (kinds or spec.metadata["ours"]):
         meant = not kind_of_network(kinds[-1] if kinds else PANOPTIC, network).uses(section, key)
     default = texts[section][key]
-    differs = text != default and (
-        spec.metadata["component"] is not None
-        or _parsed(cls, section, spec, text, source) != _parsed(cls, section, spec, default, source)
+    differs = spec.metadata["component"] is not None or (
+        _parsed(cls, section, spec, text, source) != _parsed(cls, section, spec, default, source)
     )
     if meant and differs:
         kind, network = texts["general"]["kind"], texts["general"]["network"]

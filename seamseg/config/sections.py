@@ -445,14 +445,10 @@ class Config:
 
         A component without any gets the section that chooses it. InputError if it is not loaded.
         """
-        options = getattr(self, components.KINDS[kind].key.split(".")[0])
-        found = components.find(kind, self.chosen(kind))
+        section, key = components.KINDS[kind].key.split(".")
+        options = getattr(self, section)
+        found = components.find(kind, getattr(options, key))
         return found, options if found.keys is NoKeys else self.parts.get(found.section, found.keys())
-
-    def chosen(self, kind: str) -> str:
-        """Return the name of the component that a key of the configuration chooses, without an argument."""
-        section, name = components.KINDS[kind].key.split(".")
-        return str(getattr(getattr(self, section), name)).partition(":")[0]
 
     def records(self) -> tuple[Record, ...]:
         """Return what a snapshot states about custom components."""

@@ -177,15 +177,18 @@ def test_partial_weights_convert_what_they_hold(
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 0
     output = capsys.readouterr().out
     assert "98 tensors of resnet18" in output
-    assert "lack 2 tensors" in output
-    assert "mod5.block2.convs.conv1.weight" in output
-    assert "negative" in output
+    assert "lack 2 tensors of this network: mod5.block2.convs.conv1.weight" in output
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 2
     said = f"seamseg convert-backbone: {tmp_path / 'out.pth'}: exists; use --force to overwrite it\n"
     assert capsys.readouterr().err == said
 
 
-def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any]) -> None:
+def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any], tmp_path: Path) -> None:
+    torch.save(torch.zeros(3), tmp_path / "in.pth")
+    with pytest.raises(InputError, match=r"in\.pth: not a state dict"):
+        convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
+    with pytest.raises(InputError, match=r"w\.pth: holds no tensor with the names of a torchvision ResNet$"):
+        rename("resnet18", {"a": torch.zeros(1)}, "w.pth")
     with pytest.raises(InputError, match=r"w\.pth: .* does not belong to a resnet50: is it another network\?"):
         rename("resnet50", resnet18, "w.pth")
     converted = rename("resnet18", resnet18)[0]
@@ -194,14 +197,6 @@ def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any]) -> 
             rename("resnet18", {prefix + key: value for key, value in converted.items()})
     with pytest.raises(InputError, match=r"holds several networks: 'k\.', 'q\.'"):
         rename("resnet18", {f"{prefix}.{key}": value for prefix in "qk" for key, value in resnet18.items()})
-
-
-@pytest.mark.parametrize("content", [{"a": torch.zeros(1)}, torch.zeros(3)])
-def test_files_that_are_not_a_resnet(content: Any, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "in.pth")
-    with pytest.raises(InputError, match=r"in\.pth: (not a state dict|holds no tensor)"):
-        convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
-    assert not (tmp_path / "out.pth").exists()
 
 
 @pytest.mark.parametrize("error", [OSError("connection\nrefused"), None])

@@ -27,8 +27,7 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "vistas_r50" in reported["experiments"]
     assert reported["launcher"].startswith("rank 1 of 4")
     assert reported["kernels, maps"] == "loaded"
-    operators = out.split("operators\n")[1]
-    assert [line.split()[0] for line in operators.splitlines()] == list(ops.implementations())
+    assert [line.split()[0] for line in out.split("operators\n")[1].splitlines()] == list(ops.implementations())
 
 
 def test_a_broken_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

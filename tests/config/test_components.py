@@ -89,7 +89,6 @@ def test_components_without_keys_get_the_section_that_chooses_them(lion, tmp_pat
         ("[optimizer lion]\nbeta1 = 2", "[optimizer lion] beta1 = 2: expected a value from 0 to 1"),
         ("[optimizer lion]\nbeta1 = .5", "[optimizer lion] has no effect: [optimizer] type is sgd"),
         ("[optimizer tiger]\nbeta1 = .5", "[optimizer tiger]: no optimizer 'tiger'"),
-        ("[optimiser lion]\nbeta1 = .5", "unknown section [optimiser lion]"),
     ],
 )
 def test_mistakes(lion, tmp_path, text, message):
@@ -101,7 +100,6 @@ def test_mistakes(lion, tmp_path, text, message):
     [
         ("1 / 0", "my_part.py line 1: ZeroDivisionError: division by zero"),
         ("x = 1\nimport no_such_module", "my_part.py line 2: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("def f(:", "SyntaxError: invalid syntax"),
         ("@scheduler('Mine')\ndef f(): ...", "scheduler 'Mine': a name has lower-case letters, digits and underscores"),
         ("@scheduler('poly')\ndef f(): ...", "rename one"),
         (
@@ -110,7 +108,6 @@ def test_mistakes(lion, tmp_path, text, message):
         ),
         ("x: int = 1", "scheduler k: x of K: declare it as key(DOC, DEFAULT), in lower case"),
         ("x: int = key('', 0, minimum=1)", "my_part.py: scheduler k: x of K: its default 0: expected at least 1"),
-        ("x: int | None = key('', '3')", "its default '3' is not a whole number"),
         ("x: object = key('', 1)", "a key is bool, int, float, str, or a tuple, list or dict of numbers or texts, not"),
         ("x: 'Missing' = key('', 1)", "NameError: name 'Missing' is not defined"),
     ],

@@ -78,9 +78,7 @@ def test_wrong_values(text: str, expected: str) -> None:
         ("[optimizer]\nloss_weights = (1,1,1,1,1,1)", "detection", "has 6 values, detection has 4 losses"),
         ("[fpn]\nextra_scales = 1", "panoptic", "[fpn] out_strides has 4 values, inputs and extra_scales make 5"),
         ("[rpn]\nfpn_levels = 5", "panoptic", "[rpn] fpn_min_level + fpn_levels = 5, the pyramid has 4 levels"),
-        ("[sem]\nfpn_min_level = 1", "panoptic", "[sem] fpn_min_level + fpn_levels = 5, the pyramid has 4 levels"),
         ("[fpn]\ninputs = ['mod2','mod3','mod4','mod6']", "panoptic", "[fpn] inputs names 'mod6', which is not in [bo"),
-        ("[rpn]\nneg_threshold = .9", "panoptic", "[rpn] neg_threshold 0.9 is above pos_threshold 0.7"),
         ("[roi]\nneg_threshold_lo = .9", "panoptic", "[roi] neg_threshold_lo 0.9 is above neg_threshold_hi 0.5"),
         ("[dataloader]\ncolor_jitter = (0, 0, 0, .6)", "panoptic", "color_jitter: the hue, its last value, is at most"),
     ],
@@ -89,8 +87,6 @@ def test_values_that_contradict_each_other(text: str, kind: str, expected: str) 
     message = problem(text, kind)
     assert message.startswith("my.ini: ")
     assert expected in message
-    if "threshold" in text:
-        assert config_from_string(text).kind == "panoptic", "inference ignores what only training needs"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +128,6 @@ def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_
     ("override", "expected"),
     [
         ("optimizer.lr", "`overrides=optimizer.lr`: write section.key=value"),
-        ("lr=1", "`overrides=lr=1`: write section.key=value"),
-        ("optimizer.=1", "write section.key=value"),
         ("optimizr.lr=1", "`overrides=optimizr.lr=1`: unknown section [optimizr]; did you mean 'optimizer'?"),
         ("optimizer.lrr=1", "`overrides=optimizer.lrr=1`: unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
         ("optimizer.lr=x", "`overrides`: [optimizer] lr = x: expected a number"),
