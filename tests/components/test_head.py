@@ -35,7 +35,6 @@ def edge_run(tmp_path_factory, micro, micro_config):
 
 
 def test_the_loss_is_trained_and_saved(edge_run, options, tmp_path):
-    """`test_read_maps.py` resumes a training with a head."""
     assert all("  edge " in line for line in loss_lines(edge_run[0]))
     state = load_snapshot(edge_run[0] / "model_last.pth.tar").state_dict
     assert {"edge.hidden.weight", "edge.output.weight", "edge.output.bias"} < state["heads"].keys()
