@@ -13,7 +13,7 @@ import pytest
 
 import seamseg
 from seamseg.components import Callback
-from seamseg.inference.options import InferenceOptions, LoadOptions
+from seamseg.inference.options import LoadOptions
 from seamseg.maps.toy_city import generate_toy_city
 from seamseg.predicting.options import PredictOptions
 from seamseg.training.options import TrainingOptions
@@ -35,16 +35,6 @@ def test_keywords_are_those_of_the_options(name):
         found = parameters.pop(field.name)
         assert found.default == (inspect.Parameter.empty if field.default is MISSING else field.default), field.name
     assert set(parameters) <= {"model", "out", "components"}
-
-
-@pytest.mark.parametrize("name", ["load", "predict", "evaluate"])
-def test_models_are_run_with_the_same_options(name):
-    function = getattr(seamseg, name)
-    assert {field.name for field in fields(InferenceOptions)} < set(inspect.signature(function).parameters)
-    for field in fields(InferenceOptions):
-        assert f"\n{field.name} : {field.metadata['text']}" in function.__doc__
-    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'tiels'"):
-        function("none.zip", tiels="off")
 
 
 def test_the_way_to_the_weights_is_short(micro_run, monkeypatch):

@@ -97,7 +97,12 @@ def _score_files(args: argparse.Namespace) -> PanopticScores | CityscapesScores:
 
     workers = min(available_cores(), 8) if args.workers is None else check_workers(args.workers, least=1)
     cityscapes = args.protocol == "cityscapes"
-    if extra := _other_option(args, _CITYSCAPES_OPTIONS if cityscapes else (*_FILE_OPTIONS, "legacy", "out")):
+    allowed = _CITYSCAPES_OPTIONS if cityscapes else (*_FILE_OPTIONS, "legacy", "out")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = [name for name, value in vars(parser.parse_args([])).items() if getattr(args, name) != value]
+    if other := next((name for name in given if name not in allowed), None):
+        extra = other.upper() if other in ("model", "data") else f"`{other}`"
         if cityscapes:
             takes = "which takes --gt, --pred, --workers, --json"
             raise InputError(f"{extra} cannot be used with --protocol cityscapes, {takes}")
@@ -141,12 +146,3 @@ def _score_model(args: argparse.Namespace) -> Scores:
     from seamseg.validation.evaluate import evaluate_model
 
     return evaluate_model(options)
-
-
-def _other_option(args: argparse.Namespace, allowed: tuple[str, ...]) -> str | None:
-    """Return the first argument given that is not allowed; None for none."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    given = (name for name, value in vars(parser.parse_args([])).items() if getattr(args, name) != value)
-    other = next((name for name in given if name not in allowed), None)
-    return other.upper() if other in ("model", "data") else other and f"`{other}`"

@@ -26,8 +26,8 @@ from seamseg.utils.errors import (
     InputError,
     SeamsegError,
     Terminated,
+    did_you_mean,
     missing_packages,
-    near_names,
     one_line,
     require_packages,
 )
@@ -130,10 +130,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _as_ours(error: Exception) -> Exception:
-    """Return the error for a full disk, a name that no file can have, or a missing package; others as they are."""
-    cause = error.__cause__ if isinstance(error, SeamsegError) else error
-    if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
-        return InputError(str(error) if isinstance(error, SeamsegError) else f"{cause.filename}: {cause.strerror}")
+    """Return the error for a full disk or a missing package; others as they are."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("seamseg"):
         return missing_packages([error.name.partition(".")[0]])
     if isinstance(error, OSError) and error.errno in _FULL:
@@ -223,7 +220,7 @@ class Parser(argparse.ArgumentParser):
             said = f"; {ELSEWHERE[flag]}" if self.prog.endswith(" predict") and flag in ELSEWHERE else ""
             if (name := flag[2:].upper()) in (order := self._in_order()):
                 said = said or f"; {name} needs no flag: {self.prog} {' '.join(order)}"
-            self.error(f"unknown argument {extra[0]}{meant or said or _nearest(flag, known)}")
+            self.error(f"unknown argument {extra[0]}{meant or said or did_you_mean(flag, known)}")
         return namespace, extra
 
     def _in_order(self) -> list[str]:
@@ -250,7 +247,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     add_common_arguments(parser, default=False)
     wanted = next((word for word in argv if not word.startswith("-")), None)
     if wanted is not None and wanted not in COMMANDS:
-        parser.error(f"unknown command {wanted!r}{_nearest(wanted, COMMANDS)}")
+        parser.error(f"unknown command {wanted!r}{did_you_mean(wanted, COMMANDS)}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     for name, line in COMMANDS.items():
         if name == wanted:
@@ -437,11 +434,6 @@ def _as_key(prog: str, given: str) -> str:
     if not name.startswith("--") or not 1 <= len(found) <= 3:
         return ""
     return f"; did you mean {' or '.join(f'--set {key}={value}' for key in found)}?"
-
-
-def _nearest(word: str, known: Any) -> str:
-    match = near_names(word, known)
-    return f"; did you mean {match[0]}?" if match else ""
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

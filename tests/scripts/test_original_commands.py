@@ -29,7 +29,6 @@ VIEWS = "--tta 0.7,1,1.2 --tta-fusion"
         ("train_panoptic", "--resume m.pth.tar --eval C.ini data", f"{EVAL} --resume m.pth.tar"),
         ("train_panoptic", "C.ini --log-dir run data", f"{TRAIN} --log-dir run"),
         ("train_panoptic", "C.ini data --pre_train a body:b", f"{TRAIN} --pre-train a --pre-train body:b"),
-        ("train_panoptic", "C.ini data --pre_train a --pre_train b", f"{TRAIN} --pre-train a --pre-train b"),
         # the files do not swallow CONFIG and DATA
         ("train_panoptic", "--pre_train a C.ini data --local_rank 0", f"{TRAIN} --pre-train a"),
         ("train_panoptic", "C.ini --pre-train a data", f"{TRAIN} --pre-train a"),
