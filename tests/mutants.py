@@ -61,7 +61,7 @@ TESTS = {
     "seamseg/inference/results/detections.py": "tests/inference/test_detections.py",
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
     "seamseg/inference/results/semantic.py": "tests/inference/test_semantic.py",
-    "seamseg/inference/tile_merging.py": "tests/inference/test_tiles.py",
+    "seamseg/inference/tiling.py": "tests/inference/test_tiles.py tests/inference/test_device_memory.py",
     "seamseg/fusion.py": "tests/test_fusion.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py tests/ops/test_nms.py",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/test_training_parity.py",

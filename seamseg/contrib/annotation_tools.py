@@ -32,10 +32,7 @@ class _ToolWriter(OutputFormat[Panoptic]):
     """Base of the formats with a class list."""
 
     kinds = ("panoptic",)
-
-    def finals(self) -> list[Path]:
-        """Return the class list."""
-        return [self.out / CLASSES]
+    final = CLASSES
 
     def finish(self, records: Records) -> None:
         """Write the class list."""
@@ -93,6 +90,7 @@ class LabelStudioWriter(_ToolWriter):
     """
 
     map_only = True
+    file = f"{label_studio.TASKS}/{{}}.json"
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         super().__init__(out / "labelstudio", metadata, keys)
@@ -102,10 +100,6 @@ class LabelStudioWriter(_ToolWriter):
         if video is None:
             return None
         return f"Label Studio shows images that are files, not frames of {video.relative}; save them as images first"
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return the file of the task."""
-        return [self.out / label_studio.TASKS / f"{source.name}.json"]
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> None:
         """Write the task."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, reference_size
-from seamseg.inference.tiling import Tiling
+from seamseg.inference.options import Tiling
 from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.utils.errors import InputError
@@ -174,11 +174,6 @@ ImageInput: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 """A file, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
 
 
-def is_single_image(image: ImageInput | Iterable[ImageInput]) -> bool:
-    """Return whether this is one image rather than several."""
-    return isinstance(image, (str, Path, Image.Image, np.ndarray)) or is_tensor(image)
-
-
 def as_image(image: ImageInput) -> Image.Image:
     """Return an RGB image, which may share memory with the input.
 
@@ -193,15 +188,11 @@ def as_image(image: ImageInput) -> Image.Image:
                 f"an image as an array must be H x W x 3 uint8 RGB, this one is {image.shape} {image.dtype}"
             )
         return Image.fromarray(image)
-    if is_tensor(image):
-        return Image.fromarray(_array_of(image))
     if isinstance(image, (str, Path)):
         refuse_url(image)
         return open_image(image)
-    raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(image).__name__}")
-
-
-def _array_of(image: Tensor) -> np.ndarray:
+    if not is_tensor(image):
+        raise InputError(f"an image must be a path, PIL image, array or tensor, not {type(image).__name__}")
     shape = tuple(image.shape)
     known = image.is_floating_point() or str(image.dtype) == "torch.uint8"
     if image.dim() != 3 or shape[0] != 3 or 0 in shape or not known:
@@ -219,4 +210,4 @@ def _array_of(image: Tensor) -> np.ndarray:
                 f"{low:g} to {high:g}"
             )
         image = (image * 255).round().clamp(0, 255).byte()
-    return np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    return Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))

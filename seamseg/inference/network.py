@@ -28,9 +28,6 @@ from seamseg.utils.errors import InputError, lacks_memory
 from seamseg.utils.output import echo, warn
 from seamseg.utils.progress import is_quiet
 
-_REENTRANT = ("seamseg", "torch")
-"""Packages whose layers keep nothing of a forward pass."""
-
 
 class TorchNetwork(InferenceNetwork):
     """A network on a device, to which it is moved, in evaluation mode.
@@ -77,7 +74,7 @@ class TorchNetwork(InferenceNetwork):
 
         Layers of others may keep what they compute, and compiled code may not be called from several threads.
         """
-        ours = all(type(module).__module__.partition(".")[0] in _REENTRANT for module in self.net.modules())
+        ours = all(type(m).__module__.partition(".")[0] in ("seamseg", "torch") for m in self.net.modules())
         if self.on_gpu or not ours or self.net.compiled or self.net.options.run_dense is not None:
             return 1
         return torch.get_num_threads()
@@ -212,7 +209,17 @@ class TrainedModel:
         net, report = load_network(opened)
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std, device)
-        self._state_components()
+        if is_main_process():
+            # components of the training that are not imported, or have changed since
+            records = {f"{record.kind} {record.name}": record for record in opened.snapshot.components}
+            lines = [record.change for record in records.values()]
+            for section in self.config.not_loaded:
+                if section.startswith("head "):
+                    # a folder of convert-model has no records
+                    plain = f"{section} is not imported: name its file with `components=FILE`"
+                    lines.append(records[section].missing if section in records else plain)
+            for line in filter(None, lines):
+                warn(f"{self.name}: {line}", stacklevel=2)
         if self.config.general.network != SEAMLESS:
             network = run_by_torch(net, normalise, device, choose_precision(options.precision, device))
             network.averaged = report.averaged
@@ -227,21 +234,9 @@ class TrainedModel:
         if options.probabilities:
             net = net.with_options(probabilities=True)
         net = net.with_options(pad_to=options.pad_to, run_dense=CompiledDense(net, device) if options.compile else None)
-        made = TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, report.averaged)
+        made = TorchNetwork(
+            net, normalise, device, Augmentation.parse(options.tta), options.tta_fusion, report.averaged
+        )
         if options.cuda_graphs:
             made.graphs = cuda_graph_cache(made.compute)
         return made
-
-    def _state_components(self) -> None:
-        """Warn of components of the training that are not imported, or have changed since."""
-        if not is_main_process():
-            return
-        records = {f"{record.kind} {record.name}": record for record in self._opened.snapshot.components}
-        lines = [record.change for record in records.values()]
-        for section in self.config.not_loaded:
-            if section.startswith("head "):
-                # a folder of convert-model has no records
-                plain = f"{section} is not imported: name its file with `components=FILE`"
-                lines.append(records[section].missing if section in records else plain)
-        for line in filter(None, lines):
-            warn(f"{self.name}: {line}", stacklevel=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from seamseg.utils.errors import InputError
@@ -15,15 +15,55 @@ if TYPE_CHECKING:
 
     from seamseg.config import Config
     from seamseg.data.input_size import InputSize
-    from seamseg.inference.tiling import Tiling
 
 # `seamseg predict --help` shows these options: methods import what else they need
 
 MIN_SCALE, MAX_SCALE = 0.1, 4.0
 """Range of scales."""
 
+AUTO_LIMIT = 16 << 20
+"""Pixels of the network's input above which `auto` uses tiles: more than any default size reaches."""
+AUTO_SIDE = 2048
+"""Side of the tiles of `auto`."""
+LEAST_SIDE = 128
+"""Minimum side of tiles: smaller ones give the network too little context."""
+
 TTA_FUSIONS = ("mean", "max", "voting")
 """How the views of a semantic network are merged, see :func:`seamseg.ops.upsample.upsample_fusion`."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How large images are divided.
+
+    `tiles` is "auto": tiles of :data:`AUTO_SIDE` if an image has more than :data:`AUTO_LIMIT` pixels at network size;
+    "off": no tiles; or a number: tiles of this side if the image has more pixels than one tile. `overlap` is the
+    minimum of neighbours in pixels of the network's input; None for a quarter of the side. InputError if the side is
+    below :data:`LEAST_SIDE`, or the overlap negative or more than half of the side.
+    """
+
+    tiles: str | int = "auto"
+    overlap: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tiles, int) and self.tiles not in ("auto", "off"):
+            raise InputError(f"`tiles` must be auto, off or a side in pixels, not {self.tiles!r}")
+        side = AUTO_SIDE if isinstance(self.tiles, str) else self.tiles
+        if side < LEAST_SIDE:
+            raise InputError(f"`tiles={side}`: too small, the side must be at least {LEAST_SIDE} pixels")
+        if self.overlap is not None and not 0 <= self.overlap <= side // 2:
+            raise InputError(f"`tile_overlap={self.overlap}`: must be 0 to {side // 2}, half of the side of the tiles")
+
+    def side_for(self, size: Sequence[int]) -> int | None:
+        """Return the side of the tiles of an image of `(height, width, ...)` at network size; None for no tiles."""
+        pixels = size[0] * size[1]
+        if isinstance(self.tiles, int):
+            return self.tiles if pixels > self.tiles**2 else None
+        return AUTO_SIDE if self.tiles == "auto" and pixels > AUTO_LIMIT else None
+
+    def overlap_for(self, side: int) -> int:
+        """Return the minimum overlap of tiles of a side, which may be smaller than configured."""
+        return side // 4 if self.overlap is None else min(self.overlap, side // 2)
 
 
 @dataclass(frozen=True)
@@ -176,31 +216,20 @@ class InferenceOptions:
 
     def __post_init__(self, components: str | Path | Sequence[str | Path]) -> None:
         object.__setattr__(self, "overrides", override_texts(self.overrides, components))
-        # each checks its values
-        _ = self.tiling, self.augmentation
         from seamseg.data.input_size import MAX_MULTIPLE
+
+        Tiling(self.tiles, self.tile_overlap)  # it checks them
+        views = Augmentation.parse(self.tta)
 
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
             raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
-        if self.pad_to > 1 and self.augmentation is not None:
+        if self.pad_to > 1 and views is not None:
             raise InputError("`pad_to` cannot be combined with `tta`: the padding of the views would differ")
         if self.tta_fusion not in TTA_FUSIONS:
             raise InputError(f"`tta_fusion={self.tta_fusion}`: choose one of {', '.join(TTA_FUSIONS)}")
         if self.size is not None and (self.shortest_size is not None or self.longest_max_size is not None):
             other = "longest_max_size" if self.shortest_size is None else "shortest_size"
             raise InputError(f"`size` and `{other}` are mutually exclusive")
-
-    @cached_property
-    def tiling(self) -> Tiling:
-        """How large images are divided."""
-        from seamseg.inference.tiling import Tiling
-
-        return Tiling(self.tiles, self.tile_overlap)
-
-    @cached_property
-    def augmentation(self) -> Augmentation | None:
-        """The views of test-time augmentation; None for one plain view."""
-        return Augmentation.parse(self.tta)
 
     def changed(self, names: Iterable[str]) -> str | None:
         """Return the first of some options that has another value than by default; None if all have it."""

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
+from PIL import Image
 
 from seamseg.checkpoints.model_path import local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
-from seamseg.inference.class_names import choose_classes
-from seamseg.inference.images import ImageInput, equal_size_batches, is_single_image, prepare_image, size_options
-from seamseg.inference.options import InferenceOptions, Thresholds
+from seamseg.inference.images import ImageInput, equal_size_batches, prepare_image, size_options
+from seamseg.inference.options import LEAST_SIDE, InferenceOptions, Thresholds, Tiling
 from seamseg.inference.results import RESULTS
-from seamseg.inference.results.base import ImageResult
-from seamseg.inference.tiling import LEAST_SIDE, Tiling, first_side, predict_in_tiles
+from seamseg.inference.results.base import ImageResult, choose_classes
+from seamseg.inference.tiling import first_side, predict_in_tiles
 from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.utils.errors import InputError, OutOfMemory, free_memory, lacks_memory
 from seamseg.utils.output import echo
@@ -153,7 +154,7 @@ class Predictor(Generic[R]):
             tensor, uint8 or float from 0 to 1; or a list of these, of any sizes. The EXIF orientation of a file is
             applied, and the map is upright too; other inputs are not rotated
         tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see
-            :class:`seamseg.inference.tiling.Tiling`; None for the setting of the predictor
+            :class:`seamseg.inference.options.Tiling`; None for the setting of the predictor
         tile_overlap : minimum overlap of the tiles in pixels of the network's input; None for the setting of the
             predictor, or if `tiles` is given for a quarter of their side
         keep_image : the result keeps the image, to draw on: the path of a file, else a copy of the pixels
@@ -173,7 +174,8 @@ class Predictor(Generic[R]):
         >>> model.predict("street.jpg").save("overlay.jpg")  # doctest: +SKIP
         >>> first, second = model.predict(["a.jpg", Image.open("b.png")])  # doctest: +SKIP
         """
-        if is_single_image(image) or not isinstance(image, Iterable):
+        several = isinstance(image, Iterable) and not is_tensor(image)
+        if not several or isinstance(image, (str, Path, Image.Image, np.ndarray)):
             return next(self.predict_iter([image], tiles, tile_overlap, keep_image=keep_image))  # type: ignore[list-item]
         results = self.predict_iter(image, tiles, tile_overlap, keep_image=keep_image, batch_size=batch_size)
         return list(results)
@@ -397,4 +399,5 @@ def build_predictor(
     size = opened.input_size(options) if input_size is None else input_size
     thresholds, metadata = options.thresholds(opened.config), opened.metadata
     classes = None if options.classes is None else choose_classes(options.classes, metadata)
-    return Predictor(opened.build(options), metadata, size, thresholds, options.tiling, classes, opened.reference)
+    tiling = Tiling(options.tiles, options.tile_overlap)
+    return Predictor(opened.build(options), metadata, size, thresholds, tiling, classes, opened.reference)

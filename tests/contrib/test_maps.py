@@ -21,8 +21,8 @@ from seamseg.components import resize_map
 from seamseg.config import components, load_config
 from seamseg.contrib.deploy.export import ExportReport, export_model
 from seamseg.contrib.deploy.options import ExportOptions
+from seamseg.inference.options import Tiling
 from seamseg.inference.results import RESULTS
-from seamseg.inference.tiling import Tiling
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.custom import resized
 from seamseg.training.logging.images import SampleCollector, SampleRenderer

@@ -18,9 +18,8 @@ from torch.nn import functional
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.maps import MapValues, map_values, scale_and_crop
 from seamseg.data.transforms import AugmentationParams
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import Thresholds, Tiling
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling import Tiling
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.formats.metadata import ImageInfo
 from seamseg.maps.images import open_map

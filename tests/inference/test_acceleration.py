@@ -26,8 +26,7 @@ from seamseg.inference.acceleration import (
     input_buffer,
 )
 from seamseg.inference.network import TorchNetwork
-from seamseg.inference.options import Augmentation, Thresholds
-from seamseg.inference.tiling import Tiling
+from seamseg.inference.options import Augmentation, Thresholds, Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference

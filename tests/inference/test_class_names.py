@@ -2,7 +2,7 @@
 
 import pytest
 
-from seamseg.inference.class_names import choose_classes
+from seamseg.inference.results.base import choose_classes
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 

@@ -18,9 +18,8 @@ from inference.test_acceleration import as_on_a_gpu, image, network, predictor
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
 from seamseg.inference.acceleration import CudaGraphCache
-from seamseg.inference.options import Augmentation, Thresholds
+from seamseg.inference.options import Augmentation, Thresholds, Tiling
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer

@@ -10,8 +10,9 @@ from support.predictors import as_input
 from support.tile_scenes import STUFF, SceneNet, scene
 
 from seamseg.fusion import fuse, to_result
-from seamseg.inference.tile_merging import Span, Tile, TileDetections, _resampled, merge_detections
-from seamseg.inference.tiling import STRIDE, Tiling, predict_in_tiles, spans, tiles_of
+from seamseg.inference.options import Tiling
+from seamseg.inference.tiling import STRIDE, Span, Tile, _resampled, merge_detections, predict_in_tiles, spans, tiles_of
+from seamseg.maps.predictions import Prediction
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
@@ -63,7 +64,7 @@ def test_bad_tiling():
 def boxes_of(*rows):
     """Detections without masks from rows of `(y0, x0, y1, x1, score, class)`."""
     values = np.array(rows, np.float32).reshape(-1, 6)
-    return TileDetections(values[:, :4], values[:, 5].astype(int), values[:, 4], None)
+    return Prediction(values[:, :4], values[:, 5].astype(int), values[:, 4], None, None, (1, 1))
 
 
 ROW = [Tile(0, k, Span(0, 128, 0, 128), Span(96 * k, 96 * k + 128, 96 * k, 96 * k + 128)) for k in range(3)]

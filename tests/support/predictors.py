@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from seamseg.data.input_size import InputSize
 from seamseg.inference.network import TorchNetwork
-from seamseg.inference.options import Augmentation, Thresholds
+from seamseg.inference.options import Augmentation, Thresholds, Tiling
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.structures import Normalise, PackedSequence

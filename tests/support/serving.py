@@ -18,9 +18,8 @@ from seamseg.contrib.serving.app import Service, build_app
 from seamseg.contrib.serving.options import ServeOptions
 from seamseg.contrib.serving.server import AppServer, accepted_hosts, bind
 from seamseg.data.input_size import InputSize
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import Thresholds, Tiling
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.tiling import Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import InferenceNetwork, Prediction

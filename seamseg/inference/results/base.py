@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
-from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata, class_infos
@@ -21,7 +21,7 @@ from seamseg.maps.images import open_image, pixels_of
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import distinct_colors, figure_html
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, first_names, near_names
 from seamseg.utils.files import replacing, write_json
 from seamseg.utils.limits import check_sides
 
@@ -37,6 +37,39 @@ SourceImage: TypeAlias = Path | Image.Image | None
 Drawable: TypeAlias = np.ndarray | Image.Image | None
 
 R = TypeVar("R", bound="ImageResult")
+
+
+def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
+    """Return the indices of classes by their names, in ascending order.
+
+    Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
+    consecutive ones, such as `rider` or `human--rider`, select all classes that contain them.
+
+    `names` is a list, or one text separated by commas; `parameter` is its name, for errors. InputError, with similar
+    names, if there are none, or the model has no such class.
+    """
+    words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
+    words = [w for w in words if w]
+    if not words:
+        raise InputError(f"`{parameter}`: no class is given")
+
+    def key_of(name: str) -> tuple[str, ...]:
+        return tuple(re.sub(r"[\s_-]+", " ", part).strip() for part in name.casefold().split("--"))
+
+    keys = [key_of(name) for name in metadata.categories]
+    chosen: set[int] = set()
+    for word in words:
+        part = key_of(word)
+        starts = [range(len(key) - len(part) + 1) for key in keys]
+        found = [k for k, key in enumerate(keys) if any(key[i : i + len(part)] == part for i in starts[k])]
+        if not found:
+            parts = {part for name in metadata.categories for part in (name, *name.split("--"))}
+            near = near_names(word, sorted(parts), 3)
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            known = f"its classes are {first_names(metadata.categories)}"
+            raise InputError(f"`{parameter}`: the model has no class {word!r}; {meant}{known}")
+        chosen.update(found)
+    return sorted(chosen)
 
 
 class LabelledObject(NamedTuple):
@@ -300,13 +333,11 @@ class ImageResult(ABC):
         write_json(path, self.to_coco(path.stem))
 
     def _repr_html_(self) -> str:
-        return figure_html(self._overlay(), repr(self), self.shares(), self.metadata.palette)
-
-    def _overlay(self) -> Image.Image:
         try:
-            return self.draw()
+            overlay = self.draw()
         except InputError:  # the file of the image may have moved
-            return replace(self, source=None).draw()
+            overlay = replace(self, source=None).draw()
+        return figure_html(overlay, repr(self), self.shares(), self.metadata.palette)
 
 
 def supervision_detections(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from PIL import Image
 
-from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import (
     Drawable,
     ImageResult,
     LabelledObject,
+    choose_classes,
     supervision_detections,
 )
 from seamseg.maps.evaluation.coco_ap import encode_crop
@@ -199,7 +199,7 @@ class Detections(ImageResult, Sequence[Detection]):
     def only(self, classes: str | Sequence[str]) -> Detections:
         """Return the result with some classes only.
 
-        `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
+        `classes` are names, see :func:`seamseg.inference.results.base.choose_classes`.
         """
         chosen = set(choose_classes(classes, self.metadata))
         return replace(self, detections=[d for d in self if d.category in chosen])

@@ -12,13 +12,13 @@ import numpy as np
 from PIL import Image
 
 from seamseg.fusion import fuse, merge_queries, to_result
-from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import (
     Drawable,
     ImageResult,
     LabelledObject,
     SourceImage,
+    choose_classes,
     supervision_detections,
 )
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic, encode_result
@@ -135,7 +135,7 @@ class Panoptic(PanopticResult, ImageResult):
     def only(self, classes: str | Sequence[str]) -> Panoptic:
         """Return the result with some classes only; pixels of others are void.
 
-        `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
+        `classes` are names, see :func:`seamseg.inference.results.base.choose_classes`.
         """
         kept = _only(self, choose_classes(classes, self.metadata))
         return replace(self, id_map=kept.id_map, segments=cast("list[NamedSegment]", kept.segments))

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.inference.class_names import choose_classes
 from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import Drawable, ImageResult
+from seamseg.inference.results.base import Drawable, ImageResult, choose_classes
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata
@@ -119,7 +118,7 @@ class SemanticMap(ImageResult):
     def only(self, classes: str | Sequence[str]) -> SemanticMap:
         """Return the result with some classes only; pixels of others are void.
 
-        `classes` are names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`.
+        `classes` are names, see :func:`seamseg.inference.results.base.choose_classes`.
         """
         return replace(self, classes=_only(self.classes, choose_classes(classes, self.metadata)))
 

@@ -41,6 +41,8 @@ class OutputFormat(ABC, Generic[R]):
     Attributes
     ----------
     kinds : kinds of networks whose results it holds
+    file : file of an image in the folder, with `{}` for its name; empty if there is none, or :meth:`paths` returns them
+    final : file that :meth:`finish` writes; empty if there is none, or :meth:`finals` returns them
     needs_photo : whether :meth:`write` needs the pixels of the image
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
@@ -52,6 +54,8 @@ class OutputFormat(ABC, Generic[R]):
     """
 
     kinds: tuple[str, ...] = ()
+    file: str = ""
+    final: str = ""
     needs_photo: bool = False
     all_classes: bool = False
     probabilities: bool = False
@@ -68,9 +72,9 @@ class OutputFormat(ABC, Generic[R]):
         """Return why the results of a network, or of a video, cannot be written; None if they can."""
         return None
 
-    @abstractmethod
     def paths(self, source: Source) -> list[Path]:
         """Return the files of an image, as far as they are known in advance."""
+        return [self.out / self.file.format(source.name)] if self.file else []
 
     @abstractmethod
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Record | None:
@@ -78,7 +82,7 @@ class OutputFormat(ABC, Generic[R]):
 
     def finals(self) -> list[Path]:
         """Return the files that :meth:`finish` writes."""
-        return []
+        return [self.out / self.final] if self.final else []
 
     def finish(self, records: Records) -> None:
         """Write files about all images; called by the main process after the last one.

@@ -16,8 +16,7 @@ from PIL import Image
 from seamseg.config.components import register
 from seamseg.config.sections import key
 from seamseg.inference.anonymize import Style, hide_classes
-from seamseg.inference.class_names import choose_classes
-from seamseg.inference.results.base import ImageResult
+from seamseg.inference.results.base import ImageResult, choose_classes
 from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.formats.metadata import Metadata

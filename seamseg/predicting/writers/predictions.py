@@ -41,14 +41,11 @@ class PanopticWriter(OutputFormat[Panoptic]):
     """Base of the formats with a `panoptic.json` for all images, written by the main process."""
 
     kinds = ("panoptic",)
+    final = COCO_JSON
 
     def __init__(self, out: Path, classes: Metadata, keys: Any = None) -> None:
         super().__init__(out, classes, keys)
         self._panoptic = CocoPanopticWriter(out / COCO_JSON, classes)
-
-    def finals(self) -> list[Path]:
-        """Return `panoptic.json`."""
-        return [self._panoptic.json_path]
 
     def finish(self, records: Records) -> None:
         """Write `panoptic.json`."""
@@ -60,10 +57,7 @@ class CocoWriter(PanopticWriter):
     """The COCO panoptic format: `panoptic/<name>.png` and `panoptic.json`."""
 
     map_only = True
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/panoptic/<name>.png`."""
-        return [self._panoptic.folder / f"{source.name}.png"]
+    file = "panoptic/{}.png"
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write the PNG and return the segments."""
@@ -166,20 +160,13 @@ class CocoResultsWriter(OutputFormat[Detections]):
     """
 
     kinds = ("instance_seg", "detection")
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return no files: all detections are in one file."""
-        return []
+    final = RESULTS_JSON
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Detections) -> Record:
         """Return the entries of an image."""
         thresholds = Thresholds(self.least_score)
         chosen = Detections.of(prediction, result.size, self.metadata, thresholds, self.chosen)
         return {"results": chosen.to_coco(source.name)}
-
-    def finals(self) -> list[Path]:
-        """Return `coco_results.json`."""
-        return [self.out / RESULTS_JSON]
 
     def finish(self, records: Records) -> None:
         """Write `coco_results.json`, an entry a line, in constant memory; `[]` if nothing was found."""
@@ -199,10 +186,7 @@ class JsonWriter(OutputFormat[ImageResult]):
 
     kinds = ("panoptic", "instance_seg", "detection", "semantic")
     map_only = True
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/json/<name>.json`."""
-        return [self.out / "json" / f"{source.name}.json"]
+    file = "json/{}.json"
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Write the file."""
@@ -219,10 +203,7 @@ class CsvWriter(OutputFormat[ImageResult]):
 
     kinds = ("panoptic", "instance_seg", "detection", "semantic")
     map_only = True
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return no files: all counts are in one file."""
-        return []
+    final = "counts.csv"
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> Record:
         """Return the counts of an image."""
@@ -233,15 +214,11 @@ class CsvWriter(OutputFormat[ImageResult]):
             row[1] += entry["area"]
         return {"image": source.relative, "counts": counts}
 
-    def finals(self) -> list[Path]:
-        """Return `counts.csv`."""
-        return [self.out / "counts.csv"]
-
     def finish(self, records: Records) -> None:
         """Write `counts.csv`."""
         # a name may have bytes that are not UTF-8
         options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-        with replacing(self.out / "counts.csv") as temporary, open(temporary, "w", **options) as file:
+        with replacing(self.out / self.final) as temporary, open(temporary, "w", **options) as file:
             table = csv.writer(file)
             table.writerow(("image", "class", "count", "area"))
             for record in records():
@@ -283,14 +260,11 @@ class RawWriter(OutputFormat[ImageResult]):
 
     kinds = ("panoptic", "instance_seg", "detection")
     all_classes = True
+    file = "{}.pth.tar"
 
     def problem(self, network: InferenceNetwork, video: Video | None) -> str | None:
         """See :meth:`OutputFormat.problem`."""
         return None if network.uses_torch else "format raw holds tensors, an exported network returns none"
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.pth.tar`."""
-        return [self.out / f"{source.name}.pth.tar"]
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Write the tensors."""
@@ -319,10 +293,7 @@ class MapWriter(OutputFormat[ImageResult]):
     def __init__(self, out: Path, metadata: Metadata, name: str, spec: MapFormat) -> None:
         super().__init__(out, metadata)
         self.name, self.spec = name, spec
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>_<map>.png`, or `.npy`."""
-        return [self.out / f"{source.name}_{self.name}{self.spec.ending}"]
+        self.file = f"{{}}_{name}{spec.ending}"
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Resize and write the map."""
