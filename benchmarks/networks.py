@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from seamseg.config import load_config
-from seamseg.inference.images import input_size
 from seamseg.inference.network import TorchNetwork
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.metadata import Metadata
@@ -43,7 +42,8 @@ def random_predictor(
     loading = options.dataloader
     longest = None if shortest_size is None else max(4 * shortest_size, loading.longest_max_size)
     network = TorchNetwork(net, Normalise(loading.rgb_mean, loading.rgb_std, device), device)
-    return Predictor(network, metadata, input_size(options, shortest_size, longest), Thresholds.of(options))
+    given = InferenceOptions(shortest_size=shortest_size, longest_max_size=longest)
+    return Predictor(network, metadata, given.input_size(options), given.thresholds(options))
 
 
 def busy(net: PanopticNet) -> PanopticNet:

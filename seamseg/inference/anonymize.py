@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -98,24 +98,17 @@ def private_regions(
         for found in paste_detections(prediction, result.size):
             if found.category + num_stuff not in chosen or found.score < least_score:
                 continue
-            region = _region_of(found.crop, found.corner, found.box, result.size)
-            (y, x), (height, width) = region.corner, region.mask.shape
+            mask, (y, x) = found.crop, found.corner
+            if mask is None:  # its box
+                y, x = max(0, int(found.box[0])), max(0, int(found.box[1]))
+                y1, x1 = (min(side, math.ceil(end)) for side, end in zip(result.size, found.box[2:]))
+                mask = np.ones((max(0, y1 - y), max(0, x1 - x)), bool)
+            region, (height, width) = Region(mask, (y, x)), mask.shape
             covered[y : y + height, x : x + width] |= region.mask
             yield region
         if prediction.semantic is not None:
             rest |= resize_nearest(np.isin(prediction.semantic, list(chosen)), result.size)
     yield from clusters(rest & ~covered)
-
-
-def _region_of(
-    crop: np.ndarray | None, corner: tuple[int, int], box: tuple[float, ...], size: tuple[int, int]
-) -> Region:
-    """Return the mask of a detection, or its whole box if it has none."""
-    if crop is not None:
-        return Region(crop, corner)
-    y0, x0 = max(0, int(box[0])), max(0, int(box[1]))
-    y1, x1 = min(size[0], int(np.ceil(box[2]))), min(size[1], int(np.ceil(box[3])))
-    return Region(np.ones((max(0, y1 - y0), max(0, x1 - x0)), bool), (y0, x0))
 
 
 def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
@@ -140,7 +133,7 @@ def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
         yield Region(crop[top:bottom, left:right], (y0 * side + top, x0 * side + left), part=True)
 
 
-def _ends(line: np.ndarray) -> tuple[int, int]:
+def _ends(line: Any) -> tuple[int, int]:
     """Return the first true element, and one more than the last."""
     found = np.flatnonzero(line)
     return int(found[0]), int(found[-1]) + 1
@@ -188,12 +181,10 @@ def anonymize(image: np.ndarray, regions: Iterable[Region], style: Style = "blur
 
 def _box(region: Region, shape: Sequence[int]) -> tuple[int, int, int, int] | None:
     """Return the bounding box `(y0, x0, y1, x1)` of a region within the image; None if it is empty."""
-    rows, columns = np.flatnonzero(region.mask.any(1)), np.flatnonzero(region.mask.any(0))
-    if not len(rows):
+    if not region.mask.any():
         return None
-    y, x = region.corner
-    y0, y1 = max(0, y + int(rows[0])), min(shape[0], y + int(rows[-1]) + 1)
-    x0, x1 = max(0, x + int(columns[0])), min(shape[1], x + int(columns[-1]) + 1)
+    (y0, y1), (x0, x1), (y, x) = _ends(region.mask.any(1)), _ends(region.mask.any(0)), region.corner
+    y0, y1, x0, x1 = max(0, y + y0), min(shape[0], y + y1), max(0, x + x0), min(shape[1], x + x1)
     return None if y0 >= y1 or x0 >= x1 else (y0, x0, y1, x1)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from PIL import Image
 
-from seamseg.config import Config
-from seamseg.data.input_size import InputSize, reference_size
+from seamseg.data.input_size import InputSize
 from seamseg.inference.options import Tiling
 from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
@@ -29,41 +28,6 @@ MAX_INPUT = 1 << 28
 
 WAITING_BYTES = 512 << 20
 """Limit of the images that wait for others of their size."""
-
-
-def input_size(
-    config: Config,
-    shortest_size: int | None = None,
-    longest_max_size: int | None = None,
-    longest_size: int | None = None,
-) -> InputSize:
-    """Return the size of the network's input in prediction and validation.
-
-    The original does not limit the longest side, so a panorama can exhaust the memory. Here
-    :func:`seamseg.data.input_size.reference_size` has the default limit. Ordinary images stay far below it, and have
-    the same size as in the original.
-
-    `shortest_size` and `longest_max_size` replace the configured and the default size; `longest_size` is the exact
-    length of the longest side instead of these, by default `dataloader.longest_size` if none of the others is given.
-    InputError if a size is not positive, or the longest is below the shortest.
-    """
-    options = config.dataloader
-    if longest_size is None and shortest_size is None and longest_max_size is None:
-        longest_size = options.longest_size
-    if longest_size is not None:
-        if longest_size < 1:
-            raise InputError(f"`size` must be positive, not {longest_size}")
-        return InputSize(longest_size=longest_size)
-    shortest = options.shortest_size if shortest_size is None else shortest_size
-    if longest_max_size is None:
-        longest_max_size = reference_size(shortest, options.longest_max_size).longest_max_size
-    assert longest_max_size is not None
-    if shortest < 1 or longest_max_size < shortest:
-        raise InputError(
-            f"network size: shortest {shortest} and longest {longest_max_size} pixels; both must be positive and the "
-            "longest not below the shortest"
-        )
-    return InputSize(shortest, longest_max_size)
 
 
 @dataclass

@@ -119,14 +119,6 @@ class Thresholds:
         if self.min_stuff_area < 0:
             raise InputError(f"`min_stuff_area` must not be negative, not {self.min_stuff_area}")
 
-    @staticmethod
-    def of(config: Config) -> Thresholds:
-        """Return the thresholds of a configuration, as far as its kind of network uses them."""
-        from seamseg.config import KINDS
-
-        used = [spec.name for spec in fields(Thresholds) if KINDS[config.kind].uses("general", spec.name)]
-        return Thresholds(**{name: getattr(config.general, name) for name in used})
-
 
 OF_PARTS = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
 """Options that need the parts of our own networks."""
@@ -249,18 +241,42 @@ class InferenceOptions:
                 raise InputError(f"`overrides={override}`: {problem}")
 
     def thresholds(self, config: Config) -> Thresholds:
-        """Return the thresholds for a model with a configuration."""
-        names = ("score_threshold", "overlap_threshold", "min_stuff_area")
-        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        thresholds = replace(Thresholds.of(config), **chosen)
+        """Return the thresholds for a model with a configuration, whose kind decides which are used."""
+        from seamseg.config import KINDS
+
+        names = [spec.name for spec in fields(Thresholds)]
+        values = {name: getattr(config.general, name) for name in names if KINDS[config.kind].uses("general", name)}
+        thresholds = Thresholds(**values | {name: v for name in names if (v := getattr(self, name)) is not None})
         # pixels of the network's input
         return replace(thresholds, min_stuff_area=thresholds.min_stuff_area // 4) if self.preview else thresholds
 
     def input_size(self, config: Config) -> InputSize:
-        """Return the size of the network's input for a model with a configuration."""
-        from seamseg.inference.images import input_size
+        """Return the size of the network's input for a model with a configuration.
 
-        size = input_size(config, self.shortest_size, self.longest_max_size, self.size)
+        The original does not limit the longest side, so a panorama can exhaust the memory. Here
+        :func:`seamseg.data.input_size.reference_size` has the default limit. Ordinary images stay far below it, and
+        have the same size as in the original.
+        """
+        from seamseg.data.input_size import InputSize, reference_size
+
+        loading, longest, limit = config.dataloader, self.size, self.longest_max_size
+        if longest is None and self.shortest_size is None and limit is None:
+            longest = loading.longest_size
+        if longest is not None:
+            if longest < 1:
+                raise InputError(f"`size` must be positive, not {longest}")
+            size = InputSize(longest_size=longest)
+        else:
+            shortest = loading.shortest_size if self.shortest_size is None else self.shortest_size
+            if limit is None:
+                limit = reference_size(shortest, loading.longest_max_size).longest_max_size
+            assert limit is not None
+            if shortest < 1 or limit < shortest:
+                raise InputError(
+                    f"network size: shortest {shortest} and longest {limit} pixels; both must be positive and the "
+                    "longest not below the shortest"
+                )
+            size = InputSize(shortest, limit)
         return size.halved() if self.preview else size
 
     def input_size_of_authors(self, config: Config) -> InputSize:

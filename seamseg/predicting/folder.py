@@ -86,8 +86,8 @@ class OutputFolder:
     def check_names(self, sources: Sequence[Source | Video]) -> None:
         """Raise InputError if an output would overwrite an input, or two images would have one output."""
         real = lru_cache(4096)(os.path.realpath)  # fast for a million files in few folders
-        images = [source for source in sources if isinstance(source, Source)]
-        video = next((source for source in sources if isinstance(source, Video)), None)
+        # the names of the frames of a video differ in their number only
+        images = [source if isinstance(source, Source) else source.frame(0) for source in sources]
         inputs = {(real(source.path.parent), source.path.name) for source in images}
         for writer in self.writers:
             owners: dict[Path, Source] = {}
@@ -102,14 +102,6 @@ class OutputFolder:
                             f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
                             "give them different names or predict each folder into an output folder of its own"
                         )
-            if video is not None and len(sources) > 1:
-                # the names of their frames are not known yet, but start with different folders
-                a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
-                if a and a == b:
-                    raise InputError(
-                        f"{video.name}: frames of several videos could share {a[0]}, since this format has no "
-                        "sub-folders; predict each into an output folder of its own"
-                    )
 
     def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> Done:
         """Begin the manifest, or continue one: return the images whose outputs exist, by name.

@@ -42,7 +42,20 @@ class PredictSettings:
         self.options = options
         if options.overrides:
             load_components(options.overrides)
-        self.format_names = _format_names(options)
+        self.format_names = ["overlay"] if options.hide is None else []
+        if options.formats is not None:
+            text = options.formats if isinstance(options.formats, str) else ",".join(map(str, options.formats))
+            self.format_names = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+            known = dict.fromkeys(name for kind in RESULTS for name in formats_of(kind))
+            networks = (c.make for c in components.registered("network"))
+            known |= dict.fromkeys(name for make in networks for name in getattr(make, "outputs", ()))
+            unknown = next((name for name in self.format_names if name not in known), None)
+            # the model may have a map of this name
+            custom = is_exported(options.model) or components.registered("head")
+            if not self.format_names or (unknown is not None and not custom):
+                problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
+                meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"
+                raise InputError(f"`formats={text}`: {problem}{meant}")
         shown = next((name for name in self.format_names if name in ("overlay", "overlay-legacy")), None)
         if options.hide is not None and shown is not None:
             raise InputError(
@@ -92,7 +105,7 @@ class PredictSettings:
                 raise InputError(f"`formats={name}`: {problem}")
         if options.hide is not None:
             if not RESULTS[predictor.kind].located:
-                raise InputError(f"`hide={_joined(options.hide)}`: {NOT_LOCATED}")
+                raise InputError(f"`hide={options.hide}`: {NOT_LOCATED}")
             score = LEAST_SCORE if options.least_score is None else options.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too
             map_score = 1.0 if predictor.classes is None else predictor.thresholds.score_threshold
@@ -121,11 +134,12 @@ class PredictSettings:
             "formats": ",".join(self.format_names),
             "overrides": list(options.overrides),
             "tiles": str(options.tiles),
-            "classes": _joined(options.classes),
             # the actual dtype: `auto` depends on the device
             "precision": predictor.network.precision,
-            "hide": _joined(options.hide),
         }
+        for name in ("classes", "hide"):
+            names = getattr(options, name)
+            values[name] = names if names is None or isinstance(names, str) else ",".join(names)
         named = {flags_of(declared[name])[0][2:].replace("-", "_"): value for name, value in values.items()}
         return {
             "seamseg_predictions": 1,
@@ -133,28 +147,6 @@ class PredictSettings:
             "sha256": digest(self.path),
             "settings": named,
         }
-
-
-def _format_names(options: PredictOptions) -> list[str]:
-    """Return the formats, each once; InputError if a list is empty, or no kind of network has one of them."""
-    given = options.formats
-    if given is None:
-        return ["overlay"] if options.hide is None else []
-    words = given.split(",") if isinstance(given, str) else map(str, given)
-    names = list(dict.fromkeys(filter(None, map(str.strip, words))))
-    known = dict.fromkeys(name for kind in RESULTS for name in formats_of(kind))
-    known |= dict.fromkeys(name for c in components.registered("network") for name in getattr(c.make, "outputs", ()))
-    unknown = next((name for name in names if name not in known), None)
-    # the model may have a map of this name
-    if names and (unknown is None or is_exported(options.model) or components.registered("head")):
-        return names
-    problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
-    meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"
-    raise InputError(f"`formats={_joined(given)}`: {problem}{meant}")
-
-
-def _joined(names: str | Sequence[str] | None) -> str | None:
-    return names if names is None or isinstance(names, str) else ",".join(names)
 
 
 def formats_of(kind: str) -> list[str]:

@@ -181,11 +181,11 @@ class Video:
             # metadata are not used; PyAV crashes in MPEG files if each stream is given the options, too
             with av.open(self.address, container_options=_ALLOWED, metadata_errors="replace") as container:
                 if not container.streams.video:
-                    yield self._source(count, "contains no video")
+                    yield self.frame(count, "contains no video")
                     return
                 stream = container.streams.video[0]
                 if stream.codec_context is None:
-                    yield self._source(count, "cannot be read as a video: the description of its frames is missing")
+                    yield self.frame(count, "cannot be read as a video: the description of its frames is missing")
                     return
                 # threads of frames lag behind the packets: an error in the last ones would drop all that are delayed
                 stream.thread_type = "SLICE"
@@ -193,7 +193,7 @@ class Video:
                 most = image_budget() // FRAME_BYTES
                 if width * height > most:
                     limit = f"the limit of {most / 1e6:.3g} megapixels for a video; the environment variable"
-                    yield self._source(count, f"{width} x {height} pixels are above {limit} {IMAGE_MEMORY} sets it")
+                    yield self.frame(count, f"{width} x {height} pixels are above {limit} {IMAGE_MEMORY} sets it")
                     return
                 stream.codec_context.options = {"max_pixels": str(int(most))}
                 # an edit list of MP4 leaves out frames that are counted; AVI counts those without data, too
@@ -204,24 +204,25 @@ class Video:
                     try:
                         frames = packet.decode()
                     except av.error.InvalidDataError as error:
-                        yield self._source(count, f"cannot be decoded: {error.strerror}")
+                        yield self.frame(count, f"cannot be decoded: {error.strerror}")
                         count += 1
                         continue
                     for frame in frames:
-                        yield VideoFrame(self._source(count), frame)
+                        yield VideoFrame(self.frame(count), frame)
                         count += 1
                 if not count:
-                    yield self._source(count, "contains no frame")
+                    yield self.frame(count, "contains no frame")
                 elif stream.frames and next_end <= (stated or 0):
-                    yield self._source(count, f"breaks off after {count} of {stream.frames} frames")
+                    yield self.frame(count, f"breaks off after {count} of {stream.frames} frames")
         except Exception as error:  # of damaged files: nearly anything
             what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            yield self._source(count, f"{what}: {reason}")
+            yield self.frame(count, f"{what}: {reason}")
 
-    def _source(self, number: int, problem: str = "") -> Source:
-        frame, address = f"frame_{number:06}", f"{self.address} (frame {number})"
-        return Source(Path(self.address), f"{self.name}/{frame}", f"{self.relative}/{frame}", address, problem)
+    def frame(self, number: int, problem: str = "") -> Source:
+        """Return the source of a frame."""
+        name, address = f"frame_{number:06}", f"{self.address} (frame {number})"
+        return Source(Path(self.address), f"{self.name}/{name}", f"{self.relative}/{name}", address, problem)
 
 
 def find_sources(

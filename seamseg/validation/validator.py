@@ -25,9 +25,9 @@ from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.loader import shard_loader
 from seamseg.data.maps import declared_maps
 from seamseg.data.reader import open_reader
-from seamseg.inference.images import equal_size_batches, input_size, network_input
+from seamseg.inference.images import equal_size_batches, network_input
 from seamseg.inference.network import run_by_torch
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.results import RESULTS
 from seamseg.inference.results.base import ImageResult
@@ -150,7 +150,7 @@ class Validator:
         scorer = scorer_of(config.kind)
         if legacy and scorer is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
-        size = size or input_size(config)
+        size = size or InferenceOptions().input_size(config)
         transform = ValidationTransform(size, declared_maps(config, "metric"))
         dataset = PanopticDataset(root, split, transform, open_reader=partial(open_reader, config))
         return Validator(dataset, size, config, world, legacy, quiet)
@@ -162,7 +162,9 @@ class Validator:
         normalise = Normalise(options.rgb_mean, options.rgb_std, device)
         network = run_by_torch(cast(Network, net), normalise, device)
         reference = reference_size(options.shortest_size, options.longest_max_size)
-        predictor = Predictor[Any](network, self.metadata, self.size, Thresholds.of(self.config), reference=reference)
+        predictor = Predictor[Any](
+            network, self.metadata, self.size, InferenceOptions().thresholds(self.config), reference=reference
+        )
         try:
             return self.score(predictor, observer, desc)
         finally:

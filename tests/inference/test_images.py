@@ -14,6 +14,7 @@ from seamseg.config import default_config
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
 from seamseg.inference.images import as_image, equal_size_batches, prepare_image
+from seamseg.inference.options import InferenceOptions
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.errors import InputError
 
@@ -122,15 +123,15 @@ def config(shortest=64, longest=128):
 )
 def test_network_size(size, expected):
     image = Image.new("RGB", size)
-    assert photos.network_input(image, photos.input_size(config())).shape[:2] == expected
+    assert photos.network_input(image, InferenceOptions().input_size(config())).shape[:2] == expected
 
 
 def test_sizes_and_pixels():
-    size = photos.input_size(config(64, 1000), 32)
+    size = InferenceOptions(shortest_size=32).input_size(config(64, 1000))
     assert (size.shortest_size, size.longest_max_size) == (32, 1000)
-    for sizes in ((0, None), (64, 63), (64, -1)):
+    for shortest, longest in ((0, None), (64, 63), (64, -1)):
         with pytest.raises(InputError, match="network size"):
-            photos.input_size(config(), *sizes)
+            InferenceOptions(shortest_size=shortest, longest_max_size=longest).input_size(config())
     image = Image.new("RGB", (6, 4))
     kept, bare = (prepare_image(image, size, keep_rgb=keep) for keep in (True, False))
     assert kept.size == (4, 6)

@@ -27,7 +27,7 @@ from seamseg.checkpoints.snapshot import network_state, write_weights
 from seamseg.config import config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.options import ConversionOptions
-from seamseg.inference.images import input_size
+from seamseg.inference.options import InferenceOptions
 from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.utils.errors import InputError, require_packages
@@ -123,7 +123,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))
-    loading, found = config.dataloader, input_size(config)
+    loading, found = config.dataloader, InferenceOptions().input_size(config)
     size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
     if found.longest_size is not None:
         size = f"longest side {found.longest_size} pixels"

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from seamseg.config import Config
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import InferenceOptions
 from seamseg.inference.results.detections import Detections
 from seamseg.maps.evaluation.segments import gt_segments_from_instances
 from seamseg.maps.formats.metadata import Metadata
@@ -86,7 +86,7 @@ class SampleRenderer:
             return self._overlay(rgb, PanopticResult(resize_nearest(result.id_map, size), result.segments))
         if prediction.semantic is not None:
             return self._overlay(rgb, class_map_result(prediction.semantic))
-        found = Detections.of(prediction, size, self.metadata, Thresholds.of(self.config))
+        found = Detections.of(prediction, size, self.metadata, InferenceOptions().thresholds(self.config))
         return draw_detections(rgb, found, size, self.metadata.palette)
 
     def _truth(self, mask: np.ndarray, cat: list[int], iscrowd: list[int], name: str) -> PanopticResult:
