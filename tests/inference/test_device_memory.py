@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
-from torch.nn import functional
 
 from inference.test_acceleration import as_on_a_gpu, image, network, predictor
 from seamseg.data.input_size import InputSize
@@ -54,9 +53,7 @@ class ObjectNet(SceneNet):
         return [replace(p, semantic=None, mask_logits=p.mask_logits if masks else None) for p in found]
 
 
-@pytest.mark.parametrize(
-    ("kind", "tiles", "room"), [("instance_seg", 128, None), ("detection", 160, 20000), ("instance_seg", "auto", 30000)]
-)
+@pytest.mark.parametrize(("kind", "tiles", "room"), [("detection", 160, 20000), ("instance_seg", "auto", 30000)])
 def test_objects_in_tiles(rgb, kind, tiles, room):
     whole = seer(ObjectNet(kind)).predict(rgb)
     assert sorted(d.box for d in whole) == [SMALL, LARGE]
@@ -73,35 +70,6 @@ def test_objects_in_tiles(rgb, kind, tiles, room):
         y0, x0, y1, x1 = SMALL
         assert small.mask[y0:y1, x0:x1].mean() > 0.9
         assert small.mask.sum() == small.mask[y0:y1, x0:x1].sum()
-
-
-class LogitsNet(SceneNet):
-    """Returns class logits, which test-time augmentation needs."""
-
-    def encode(self, images):
-        return self.predict(images)
-
-    def predict_things(self, features):
-        return [replace(p, semantic=None) for p in features]
-
-    def classify(self, features):
-        return torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in features])
-
-
-@pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, 30000)])
-def test_augmentation_of_each_tile(rgb, tiles, room):
-    model = seer(LogitsNet(room=room), "flip")
-    result, plain = model.predict(rgb, tiles), seer().predict(rgb)
-    sizes = model.network.net.sizes
-    assert len(sizes) > 8
-    assert max(h * w for h, w in sizes) <= (room or tiles**2)
-    assert sizes[::2] == sizes[1::2], "each tile has two views"
-    stuff = (result.classes != 3) & (plain.classes != 3)
-    assert np.array_equal(result.classes[stuff], plain.classes[stuff])
-    assert stuff.mean() > 0.5
-    small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
-    assert small.box == SMALL
-    assert large.box == pytest.approx(LARGE, abs=5)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (20000, 2), (33, 77)])

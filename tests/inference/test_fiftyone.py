@@ -22,7 +22,6 @@ from seamseg.utils.errors import SeamsegError
 
 
 def detection_of(*, label, bounding_box, confidence, mask):
-    """`fiftyone.Detection`: a class, `[x, y, width, height]` from 0 to 1, a mask of the box, a score."""
     assert isinstance(label, str)
     assert [type(v) for v in bounding_box] == [float] * 4
     assert confidence is None or type(confidence) is float

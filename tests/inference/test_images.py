@@ -126,20 +126,15 @@ def test_network_size(size, expected):
     assert photos.network_input(image, InferenceOptions().input_size(config())).shape[:2] == expected
 
 
-def test_sizes_and_pixels():
+def test_sizes():
     size = InferenceOptions(shortest_size=32).input_size(config(64, 1000))
     assert (size.shortest_size, size.longest_max_size) == (32, 1000)
     for shortest, longest in ((0, None), (64, 63), (64, -1)):
         with pytest.raises(InputError, match="network size"):
             InferenceOptions(shortest_size=shortest, longest_max_size=longest).input_size(config())
-    image = Image.new("RGB", (6, 4))
-    kept, bare = (prepare_image(image, size, keep_rgb=keep) for keep in (True, False))
-    assert kept.size == (4, 6)
-    assert kept.rgb.shape == (4, 6, 3)
-    assert bare.rgb is None
-    assert np.array_equal(kept.pixels, np.asarray(size.scale(image)))
-    assert np.array_equal(kept.pixels, bare.pixels)
-    assert kept.nbytes == kept.pixels.nbytes + 4 * 6 * 3
+    preview = InferenceOptions(preview=True)
+    assert preview.input_size(config(64, 1000)) == InputSize(32, 500)
+    assert preview.thresholds(config()).min_stuff_area == config().general.min_stuff_area // 4
 
 
 @pytest.mark.parametrize(
@@ -149,6 +144,8 @@ def test_sizes_and_pixels():
 def test_an_image_of_the_size_of_the_input_is_copied_once(size, shared):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     image = prepare_image(pixels, size, keep_rgb=True)
+    assert image.size == (20, 30)
+    assert prepare_image(pixels, size).rgb is None
     assert (image.rgb is image.pixels) == shared
     assert np.array_equal(image.rgb, pixels)
     assert image.nbytes == image.pixels.nbytes + (0 if shared else pixels.nbytes)

@@ -1,10 +1,7 @@
-"""The manifest of `predict`: after a kill at any byte its lines are correct, and the rest is processed."""
+"""The manifest of `predict`: after a kill at any byte its lines are correct; one run at a time in a folder."""
 
 import errno
-import gc
 import io
-import os
-import signal
 
 import pytest
 from hypothesis import given, settings
@@ -24,10 +21,10 @@ def header(model, digest, settings):
 HEAD = header("model.zip", "ab12", {"format": "coco"})
 
 
-def line(number, status="ok", **more):
+def line(number):
     name = f"é{number:02}\n"
-    here = {"stamp": "7", "outputs": [f"{number}.png"], "records": [{"id": number}], **more}
-    return {"name": name, "relative": f"{name}.jpg", "status": status, **(here if status == "ok" else {"reason": "no"})}
+    here = {"stamp": "7", "outputs": [f"{number}.png"], "records": [{"id": number}]}
+    return {"name": name, "relative": f"{name}.jpg", "status": "ok", **here}
 
 
 def outputs(out, count):
@@ -68,20 +65,6 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     assert folder.manifest.read_bytes().count(b"\n") == 1 + count
 
 
-def test_lost_outputs_and_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
-    outputs(tmp_path, 4)
-    folder = OutputFolder(tmp_path, [], HEAD)
-    folder.begin([])
-    write(folder, [line(0), line(1), line(2), line(3, "unreadable")])
-    folder.finish()
-    (tmp_path / "0.png").unlink()
-    (tmp_path / "2.png").unlink()
-    assert list(folder.begin([])) == [line(1)["name"]]
-    write(folder, [line(3)])
-    folder.finish()
-    assert [one["status"] for one in listed(folder)] == ["ok"] * 4
-
-
 def test_another_model_or_other_settings_are_refused(tmp_path):
     folder = OutputFolder(tmp_path, [], HEAD)
     folder.begin([])
@@ -109,16 +92,6 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
 
 
-def test_images_of_damaged_lines_are_processed_again(tmp_path):
-    outputs(tmp_path, 3)
-    folder = OutputFolder(tmp_path, [], HEAD)
-    folder.begin([])
-    write(folder, [line(0), line(1), line(2)])
-    first, second, third, fourth = folder.manifest.read_bytes().splitlines(keepends=True)
-    folder.manifest.write_bytes(first + second[:9] + third + fourth)
-    assert list(folder.begin([])) == [line(2)["name"]]
-
-
 def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatch):
     outputs(tmp_path, 3)
     folder = OutputFolder(tmp_path, [], HEAD)
@@ -140,41 +113,6 @@ def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatc
     write(folder, [line(1), line(2)])
     folder.finish()
     assert [one["name"] for one in listed(folder)] == [line(number)["name"] for number in range(3)]
-
-
-# --- One run at a time in an output folder: a lock that ends with its process, and that decoders do not keep
-
-
-def test_a_killed_run_whose_decoder_survives(tmp_path):
-    folder = OutputFolder(tmp_path / "out", [], {})
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        # nothing of the test may run on in this process, nor finalisers that wait for threads of the other
-        gc.disable()
-        try:
-            with folder.lock():
-                if os.fork() == 0:
-                    os.write(writing, f"{os.getpid()}\n".encode())
-                signal.pause()
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        child = int(file.readline())
-    try:
-        refused = "in use by another process; another `seamseg predict`"
-        with pytest.raises(InputError, match=refused), folder.lock():
-            pass
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    try:
-        with folder.lock():
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.usefixtures("narrow")

@@ -34,13 +34,8 @@ def kill(main, words, seconds):
         messages.recv()
 
 
-def test_a_killed_run_ends(micro_run, micro, tmp_path, seamseg_main):
-    words = ("predict", micro_run, micro / "img", tmp_path / "out", "--device", "cpu", "--workers", "2", "--quiet")
-    kill(seamseg_main, words, 0.5)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["predict", "evaluate", "prepare"])
+@pytest.mark.parametrize("command", ["evaluate", "prepare"])
 def test_processes_of_a_killed_command_end(micro, micro_run, tmp_path, seamseg_main, command):
     (tmp_path / "photos").mkdir()
     (tmp_path / "labels").mkdir()
@@ -50,7 +45,6 @@ def test_processes_of_a_killed_command_end(micro, micro_run, tmp_path, seamseg_m
     (tmp_path / "classes.ini").write_text("[road]\nid = 0\nkind = stuff\n[car]\nid = 1\nkind = thing\n")
     data = ("--split", "val", tmp_path / "photos", tmp_path / "labels", "--classes", tmp_path / "classes.ini")
     words = {
-        "predict": ("predict", micro_run, tmp_path / "photos", tmp_path / "out", "--device", "cpu", "--restart"),
         "evaluate": ("evaluate", micro_run, micro, "--device", "cpu", "--set", "dataloader.num_workers=2"),
         "prepare": ("prepare", "folders", tmp_path / "out", *data),
     }[command]

@@ -199,7 +199,6 @@ def raising(error):
 
 
 def test_overlays_with_labels(micro_run, photos, tmp_path, seamseg_main):
-    """The file is the result drawn with these options."""
     words = ("--labels", "--set", "format overlay.opacity=0.25")
     assert seamseg_main("predict", micro_run, photos / "street.jpg", tmp_path / "out", *CPU, *words) == 0
     predictor = seamseg.load(micro_run, "cpu")
@@ -231,8 +230,7 @@ def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkey
 
 
 def test_the_writers_wait_for_a_gpu(micro_run, micro, tmp_path, seamseg_main, monkeypatch):
-    """The network gets all batches before a result is there; the files are the same."""
-    wanted = predict(seamseg_main, micro_run, micro / "img", tmp_path / "one", "--format", "coco")
+    """The network gets all batches before a result is there."""
     start, waits, begun = Predictor.start, [], []
     started = Event()
 
@@ -251,14 +249,9 @@ def test_the_writers_wait_for_a_gpu(micro_run, micro, tmp_path, seamseg_main, mo
     monkeypatch.setattr(TorchNetwork, "images_at_a_time", 1)
     monkeypatch.setattr(Predictor, "start", later)
     words = ("--format", "coco", "--batch-size", "2")
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "two", *words) == wanted == 0
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "out", *words) == 0
     assert len(waits) == 7
     assert all(name.startswith("seamseg-writer") for name in waits)
-    names = written(tmp_path / "one")
-    assert written(tmp_path / "two") == names
-    for name in names:
-        if name != "predictions.jsonl":
-            assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -321,11 +314,19 @@ def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
     with small.images_at_a_time() as (threads, begin):
         assert threads == 1
         begin()
+    small.input_size = InputSize(256)
+    # of others, and on a GPU
+    small.network.net.extra = type("Mine", (torch.nn.Module,), {"__module__": "mine"})()
+    with small.images_at_a_time() as (threads, _):
+        assert threads == 1
+    del small.network.net.extra
+    small.network.on_gpu = True
+    with small.images_at_a_time() as (threads, _):
+        assert threads == 1
     assert set_to == [1, 3]
 
 
 def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_run, micro, tmp_path, seamseg_main):
-    """The fixture `small` has the commands compute three images at a time."""
     for out, threads in (("many", 3), ("one", 1)):
         torch.get_num_threads = lambda threads=threads: threads
         words = ("predict", micro_run, micro / "img", tmp_path / out, "--format", "overlay,coco", "--workers", "0")
@@ -341,13 +342,3 @@ def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_ru
     scores = [json.loads((tmp_path / f"{out}.json").read_text()) for out in ("many", "one")]
     assert scores[0]["PQ"] == scores[1]["PQ"]
     assert scores[0]["per_class"] == scores[1]["per_class"]
-
-
-def test_other_networks_compute_one_photo_at_a_time(small):
-    small.network.net.extra = type("Mine", (torch.nn.Module,), {"__module__": "mine"})()
-    with small.images_at_a_time() as (threads, _):
-        assert threads == 1
-    del small.network.net.extra
-    small.network.on_gpu = True
-    with small.images_at_a_time() as (threads, _):
-        assert threads == 1

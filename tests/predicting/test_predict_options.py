@@ -42,14 +42,6 @@ def test_classes(micro_run, micro, tmp_path, seamseg_main, names):
     )
 
 
-def test_preview_is_half_as_large(micro_run, micro):
-    half, full = (seamseg.load(micro_run, device="cpu", preview=p) for p in (True, False))
-    result = half.predict(street(micro))
-    assert result.size == full.predict(street(micro)).size
-    assert [2 * side for side in result.prediction.size] == list(full.predict(street(micro)).prediction.size)
-    assert half.thresholds.min_stuff_area == full.thresholds.min_stuff_area // 4
-
-
 def photo_with_secrets(path):
     """Write a rotated image with place, camera, comment and colour profile."""
     exif = Image.Exif()

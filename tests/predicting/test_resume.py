@@ -86,23 +86,6 @@ def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_mai
     assert len(seen) - done == len(NAMES) - written
 
 
-def test_photos_without_instances_are_done(micro_run, photos, tmp_path, seamseg_main, capsys):
-    """The lists of their instances are empty files."""
-    out = tmp_path / "out"
-    words = ("predict", micro_run, photos, out, *CPU)
-    options = ("--format", "vistas", "--set", "roi.score_threshold=1")
-    assert seamseg_main(*words, *options) == 0
-    assert (out / "vistas" / "instances" / "a.txt").read_bytes() == b""
-    assert "nothing was found" not in capsys.readouterr().err  # stuff was
-    assert seamseg_main(*words, *options) == 0
-    assert "0 images in" in (text := capsys.readouterr().err)
-    assert "nothing was found" not in text
-    assert "4 were there already" in text
-    (out / "vistas" / "labels" / "b.png").unlink()
-    assert seamseg_main(*words, *options) == 0
-    assert "3 were there already" in capsys.readouterr().err
-
-
 def test_an_image_that_fails_now_loses_its_earlier_outputs(micro_run, photos, tmp_path, seamseg_main, capsys):
     out = tmp_path / "out"
     words = ("predict", micro_run, photos, out, *CPU, "--format", "overlay")

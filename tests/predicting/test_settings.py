@@ -14,11 +14,8 @@ from PIL import Image
 from seamseg.cli.main import build_parser, options_of
 from seamseg.inference.images import network_input
 from seamseg.inference.options import Thresholds
-from seamseg.predicting.job import RunSummary, predict_all
 from seamseg.predicting.options import PredictOptions
 from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import find_sources
-from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 DEFAULTS = {
@@ -91,14 +88,6 @@ def test_python_has_the_header_of_the_command(model: Path) -> None:
     assert settings_of("model", " coco,labels ,coco,").format_names == ["coco", "labels"]
 
 
-def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) -> None:
-    settings = settings_of(str(model), classes=[], hide="car", least_score=0.3)
-    metadata = SimpleNamespace(categories=["car"], num_stuff=0)
-    for classes, score in ((None, 0.3), ([], 0.1)):
-        (writer,) = settings.open_folder(model / "out", predictor(metadata, classes), []).writers
-        assert writer.least_score == score
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -117,17 +106,6 @@ def test_classes_that_only_the_whole_map_contains_are_hidden_too(model: Path) ->
 def test_conflicts(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings_of("model", **options)
-
-
-@pytest.mark.usefixtures("narrow")
-def test_python_resumes_a_run_of_the_command(micro_run: Path, tmp_path: Path, seamseg_main) -> None:
-    photo, out = tmp_path / "a.png", tmp_path / "out"
-    Image.new("RGB", (48, 32), (90, 150, 220)).save(photo)
-    assert seamseg_main("predict", micro_run, photo, out, "--device", "cpu", "--format", "coco") == 0
-    settings, sources = settings_of(micro_run, ["coco"]), find_sources([str(photo)])
-    model = settings.load("cpu")
-    folder = settings.open_folder(out, model, sources)
-    assert predict_all(model, sources, folder, World()) == RunSummary(done=0, failed=0, earlier=1)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +128,6 @@ def test_formats_decide_whether_only_maps_are_made(options: dict, map_only: bool
 @pytest.mark.parametrize("options", [{}, {"tta": "flip"}, {"tiles": 128, "tile_overlap": 32, "shortest_size": 160}])
 @pytest.mark.usefixtures("narrow")
 def test_maps_do_not_depend_on_detections_that_are_left_out(options: dict, micro_run: Path, micro: Path) -> None:
-    """To the bit, in a batch; views and tiles are merged of all detections."""
     every, some = (settings_of(micro_run, name, **options).load("cpu") for name in ("raw", "coco"))
     photos = [Image.open(micro / "img" / f"val{i}.png") for i in (0, 0, 2)]
     images = [network_input(photo, every.input_size) for photo in photos]
