@@ -124,10 +124,9 @@ def fill(buffer: Any, x: Any) -> None:
 class CudaGraph:
     """A function recorded on a GPU, which must not wait for the GPU, for tensors of the shapes of `x`.
 
-    The memory of its input and outputs is fixed: a call copies the input there, replays the graph, and returns copies
-    of the outputs, which the next call does not change. What the function reads beside its input must stay where it is:
-    it is kept if it is part of the outputs, but no tensor. `shared` is another graph on the device of `x`, whose memory
-    pool is shared: their calls are serialised, also on several streams.
+    A call copies its input to a fixed place, replays the graph, and returns copies of the outputs. What the function
+    reads beside its input must stay where it is: it is kept if it is part of the outputs, but no tensor. The memory
+    pool of `shared` is used, too: their calls are serialised, also on several streams.
     """
 
     def __init__(self, function: Function, x: Any, shared: CudaGraph | None) -> None:
@@ -166,9 +165,8 @@ class CudaGraph:
 class CudaGraphCache:
     """A function of tensors that is recorded for their shapes at the second use, and replayed from then on.
 
-    Shapes that are used once only are run normally, since recording takes as long as several runs. The least recently
-    used graph is dropped beyond `max_graphs`, and its shape must be used twice again. Memory: input and outputs of each
-    graph, and the intermediate results of the largest. May be called from several threads.
+    Recording takes as long as several runs. The least recently used graph is dropped beyond `max_graphs`, and its shape
+    must be used twice again. May be called from several threads.
     """
 
     def __init__(

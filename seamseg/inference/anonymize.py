@@ -76,9 +76,8 @@ def private_regions(
 ) -> Iterator[Region]:
     """Iterate over the regions that may belong to some classes (indices, stuff first), one for each object.
 
-    These are the segments of the map, at the size of the image; detections that the map omits, because their score is
-    low or others cover them; and pixels to which the semantic head assigns such a class without a detected object:
-    crowds, parts of objects, areas too small for the map. Without a prediction only the segments are used.
+    These are the segments of the map; detections that the map omits, because their score is low or others cover them;
+    and pixels to which the semantic head assigns such a class without a detected object.
     """
     chosen = set(classes)
     rest = np.zeros(result.size, bool)
@@ -156,12 +155,9 @@ def anonymize(image: np.ndarray, regions: Iterable[Region], style: Style = "blur
     """Hide regions of an image, uint8 `H x W x 3`; return another one.
 
     Each region with a margin around it becomes a coarse grid of averages, at most :data:`CELLS` along its longer side,
-    each mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert, whatever the
-    size of the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the
-    image. The style "blur" interpolates the averages, "pixels" shows squares.
-
-    Regions may have any shape, overlap and reach beyond the image. The size of a region sets its cells: pass one region
-    a person, and parts of objects by :func:`clusters`.
+    each mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert. Where regions
+    overlap the coarser one is used. Beyond the margin the result fades into the image. The style "blur" interpolates
+    the averages, "pixels" shows squares.
     """
     out: np.ndarray = image.copy()
     least = max(LEAST_CELL, math.ceil(LEAST_PART * max(image.shape)))

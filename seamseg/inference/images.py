@@ -82,14 +82,9 @@ def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
     if height * width > MAX_INPUT:
         raise InputError(
             f"the network's input would have {width} x {height} pixels, above the limit of {MAX_INPUT / 1e6:.0f} "
-            f"million: choose a smaller {size_options(size)}"
+            f"million: choose a smaller {'`size`' if size.longest_size is not None else '`shortest_size`'}"
         )
     return pixels_of(size.scale(image))
-
-
-def size_options(size: InputSize) -> str:
-    """Return the options that set a size, for messages."""
-    return "`size`" if size.longest_size is not None else "`shortest_size`"
 
 
 def equal_size_batches(
@@ -102,11 +97,8 @@ def equal_size_batches(
 ) -> Iterator[list[T]]:
     """Group items of equal network size, so that no image is padded and no result depends on other images.
 
-    At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for others of their size. An item that is to be
-    processed in tiles (None for none), or is large, is a batch of its own, at once.
-
-    `size_of` returns the shape of the network input of an item, which starts with height and width, and `nbytes_of`
-    its memory; `in_order` groups only neighbours, so that the order is kept.
+    At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for others of their size. An item that is large, or
+    to be processed in tiles, is a batch of its own, at once. `in_order` groups only neighbours.
     """
     waiting: dict[Any, list[T]] = {}
     held = 0

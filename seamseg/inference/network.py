@@ -18,7 +18,7 @@ from seamseg.fusion import copy_to_host, download
 from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, cuda_graph_cache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
-from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.models.custom import predicted_maps
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.network import Network, PaddedPredictions
@@ -33,13 +33,9 @@ class TorchNetwork(InferenceNetwork):
     """A network on a device, to which it is moved, in evaluation mode.
 
     `normalise` converts bytes to its input; `augmentation` has the views of each image, None for one plain view, which
-    `tta_fusion` merges for a semantic network; `averaged` tells whether the weights are a moving average.
-
-    Attributes
-    ----------
-    fixed_size : whether it computes in tensors whose shapes do not depend on what is found, without waits for the
-        device before the result; on a GPU, but for views
-    graphs : CUDA graphs of :meth:`compute`, if it uses any; they are dropped if the memory does not suffice
+    `tta_fusion` merges for a semantic network; `averaged` tells whether the weights are a moving average. If it is of
+    `fixed_size` it computes in tensors whose shapes do not depend on what is found, without waits for the device before
+    the result, by CUDA `graphs` if there are any; they are dropped if the memory does not suffice.
     """
 
     def __init__(
@@ -105,7 +101,12 @@ class TorchNetwork(InferenceNetwork):
     def _start(self, images: Sequence[np.ndarray], least_score: float) -> list[Callable[[], ArrayPrediction]]:
         with torch.inference_mode():
             if not self.fixed_size:
-                return [download(p) for p in self._predict(images, least_score)]
+                on_device = [self.prepare(image) for image in images]
+                if self.augmentation is None:
+                    found = self.net.predict(PackedSequence(on_device), least_score=least_score)
+                else:
+                    found = predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
+                return [download(p) for p in found]
             compute = self.compute if self.graphs is None else self.graphs
             predictions, found, levels, _ = compute(self._upload(images))
             sizes = [(image.shape[0], image.shape[1]) for image in images]
@@ -128,7 +129,7 @@ class TorchNetwork(InferenceNetwork):
         count, complete = found.tolist()
         if not complete:
             with torch.inference_mode():
-                return download(self._predict([image])[0])()
+                return download(self.net.predict(PackedSequence([self.prepare(image)]))[0])()
         masks = None if p.mask_logits is None else p.mask_logits[:count]
         return replace(p, boxes=p.boxes[:count], classes=p.classes[:count], scores=p.scores[:count], mask_logits=masks)
 
@@ -163,13 +164,6 @@ class TorchNetwork(InferenceNetwork):
         padded = torch.where(valid[:, None], self.normalise(pixels.permute(0, 3, 1, 2)), 0.0)
         found: PaddedPredictions = self.net.predict_padded(padded, sizes)
         return found
-
-    def _predict(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Prediction[torch.Tensor]]:
-        on_device = [self.prepare(image) for image in images]
-        if self.augmentation is None:
-            found: list[Prediction[torch.Tensor]] = self.net.predict(PackedSequence(on_device), least_score=least_score)
-            return found
-        return predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
 
     def prepare(self, image: np.ndarray) -> torch.Tensor:
         """Return the input `3 x H x W` on the device for an image `H x W x 3` uint8."""

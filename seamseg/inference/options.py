@@ -253,9 +253,8 @@ class InferenceOptions:
     def input_size(self, config: Config) -> InputSize:
         """Return the size of the network's input for a model with a configuration.
 
-        The original does not limit the longest side, so a panorama can exhaust the memory. Here
-        :func:`seamseg.data.input_size.reference_size` has the default limit. Ordinary images stay far below it, and
-        have the same size as in the original.
+        The original does not limit the longest side, so that a panorama can exhaust the memory; ordinary images stay
+        far below the default limit.
         """
         from seamseg.data.input_size import InputSize, reference_size
 

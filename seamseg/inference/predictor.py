@@ -17,7 +17,7 @@ from seamseg.checkpoints.model_path import local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
-from seamseg.inference.images import ImageInput, equal_size_batches, prepare_image, size_options
+from seamseg.inference.images import ImageInput, equal_size_batches, prepare_image
 from seamseg.inference.options import LEAST_SIDE, InferenceOptions, Thresholds, Tiling
 from seamseg.inference.results import RESULTS
 from seamseg.inference.results.base import ImageResult, choose_classes
@@ -231,11 +231,10 @@ class Predictor(Generic[R]):
         return Tiling("off")
 
     def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[ArrayPrediction]:
-        """Return the outputs of the network for images at its input size, `H x W x 3` uint8.
+        """Return the outputs of the network for images at its input size, `H x W x 3` uint8, see :meth:`in_units`.
 
-        Images of different sizes are padded to one size, which changes their results slightly. The outputs are in
-        pixels of the network's input, see :meth:`in_units`; of a GPU with `semantic_on_gpu`, which :meth:`result` uses.
-        OutOfMemory if the memory does not suffice.
+        Images of different sizes are padded to one size, which changes their results slightly. OutOfMemory if the
+        memory does not suffice.
         """
         return [arrays() for arrays in self.start(images, tiling)]
 
@@ -265,10 +264,7 @@ class Predictor(Generic[R]):
         return [partial(lambda p: p, self._run_in_tiles(image, tiling)) for image in images]
 
     def in_units(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> ArrayPrediction:
-        """Return an output of :meth:`raw` with maps in the units of their files, in pixels of the image.
-
-        `native_size` is `(height, width)` of the image, before it was scaled to the network's input.
-        """
+        """Return an output of :meth:`raw` with maps in the units of their files, for an image of `native_size`."""
         formats = self.map_formats if prediction.maps else {}
         changing = {name: spec.values for name, spec in formats.items() if spec.values not in (None, "none")}
         if not changing:
@@ -283,14 +279,11 @@ class Predictor(Generic[R]):
 
     @contextmanager
     def images_at_a_time(self) -> Iterator[tuple[int, Callable[[], object]]]:
-        """Prepare for :meth:`raw` in several threads, on as many images at a time as a CPU computes best.
+        """Yield how many threads may call :meth:`raw` at a time, and what each must call first.
 
-        The layers of a small network are too short to be divided among threads, which lose their cores to decoders and
-        writers between them. If an image of 1024x2048 has a network input of at most :data:`SMALL_INPUT` pixels, each
-        thread of torch therefore has an image of its own; a larger input, and one on a GPU, has all of them.
-
-        Yield the number of threads, and what each must call first; 1 to call :meth:`raw` in this thread, and what the
-        threads that make results of its outputs must call.
+        The layers of a small network are too short to be divided among threads: if an image of 1024x2048 has an input
+        of at most :data:`SMALL_INPUT` pixels, each thread of torch has an image of its own. With 1, :meth:`raw` is for
+        this thread, and the call for those that make results of its outputs.
         """
         count = self.network.images_at_a_time
         height, width = self.input_size.scaled((1024, 2048))
@@ -344,7 +337,8 @@ class Predictor(Generic[R]):
 
     def _out_of_memory(self, image: np.ndarray, tried: str = "", advice: str = "") -> OutOfMemory:
         cpu = "use `device=cpu`" if self.network.on_gpu else ""
-        ways = " or ".join(filter(None, [advice, f"set a smaller {size_options(self.input_size)}", cpu]))
+        name = "shortest_size" if self.input_size.longest_size is None else "size"
+        ways = " or ".join(filter(None, [advice, f"set a smaller `{name}`", cpu]))
         size = f"{image.shape[1]} x {image.shape[0]} pixels"
         return OutOfMemory(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")
 

@@ -56,10 +56,9 @@ class Tile:
 
 
 def spans(length: int, side: int, overlap: int) -> list[Span]:
-    """Divide an axis of `length` pixels into tiles of `side`, at least `2 * STRIDE`.
+    """Divide an axis of `length` pixels into tiles of `side`, at least `2 * STRIDE`, with at least `overlap` pixels.
 
     All are `side` long, but the last may be up to :data:`STRIDE` shorter, and a single one is as long as the axis.
-    Neighbours overlap by at least `overlap`, at most half of the side.
     """
     if length <= side:
         return [Span(0, length, 0, length)]
@@ -74,7 +73,7 @@ def spans(length: int, side: int, overlap: int) -> list[Span]:
 
 
 def tiles_of(size: tuple[int, int], side: int, overlap: int) -> list[Tile]:
-    """Divide an image of `(height, width)` into tiles, row by row; `side` and `overlap` as of :func:`spans`."""
+    """Divide an image of `(height, width)` into tiles, row by row."""
     rows, columns = (spans(length, side, overlap) for length in size)
     return [Tile(row, column, y, x) for row, y in enumerate(rows) for column, x in enumerate(columns)]
 
@@ -87,16 +86,11 @@ def predict_in_tiles(
     nms_threshold: float | None,
     formats: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> ArrayPrediction:
-    """Run the network on overlapping tiles of an image and merge the predictions.
+    """Run the network on overlapping tiles of an image, `H x W x 3` uint8 at network size, and merge the predictions.
 
     The class of a pixel comes from the tile whose edge is farthest. Objects too large for the overlap come from an
     additional view of the whole image, shrunk to the pixels of a tile. Only the pixels and the maps (one byte a pixel)
-    are as large as the image.
-
-    `pixels`, at network size, are `H x W x 3` uint8, as is what `forward` takes; `side` and the minimum `overlap` of
-    the tiles are in pixels. `nms_threshold` is as of :func:`merge_detections`, None for
-    a network without detections; `formats` are of the maps of custom heads. The prediction, in pixels of `pixels`, has
-    any number of detections.
+    are as large as the image. `nms_threshold` is None for a network without detections.
     """
     height, width = pixels.shape[:2]
     coarse, grain = (None, 1.0) if nms_threshold is None else _coarse_view(forward, pixels, side)
@@ -192,13 +186,9 @@ def merge_detections(
     """Merge detections so that every object occurs once, and whole: by ascending class, then by descending score.
 
     An object smaller than the overlap is whole in some tile. So a box that an inner edge cuts is dropped if another
-    tile has room for it with a margin. Objects too large for the overlap come from the coarse view, and pieces of them
-    are dropped. Pieces of objects that the coarse view misses, or that are too thin for it, are joined. Finally boxes
-    of a class suppress each other as within an image.
-
-    All detections are in pixels of the image: each tile has its own, and `coarse` are of the whole image at a smaller
-    scale, one of whose pixels is `grain` wide. `overlap` is the minimum of neighbouring tiles; of two boxes of a class
-    with an IoU of `nms_threshold` only the one with the higher score is kept.
+    tile has room for it with a margin. Objects too large for the overlap come from the coarse view, one of whose pixels
+    is `grain` wide, and pieces of them are dropped. Pieces of objects that the coarse view misses, or that are too thin
+    for it, are joined. Finally boxes of a class suppress each other as within an image.
     """
     rows = list({tile.row: tile.y for tile, _ in parts}.values())
     columns = list({tile.column: tile.x for tile, _ in parts}.values())

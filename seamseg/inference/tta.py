@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from seamseg.data.input_size import value_factor
 from seamseg.inference.options import Augmentation
-from seamseg.maps.predictions import MapFormat, Prediction
+from seamseg.maps.predictions import Prediction
 from seamseg.models.custom import mirrored_map, resized
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
@@ -24,15 +24,11 @@ from seamseg.structures import PackedSequence, upload
 def predict_augmented(
     net: PanopticNet | SemanticNet, images: Sequence[Tensor], augmentation: Augmentation, fusion: str = "mean"
 ) -> list[Prediction[Tensor]]:
-    """Run a network, in evaluation mode, on several views of each image and merge the predictions.
+    """Run a network, in evaluation mode, on several views of each image `3 x H x W` and merge the predictions.
 
     The class of a pixel is the one with the highest mean probability over all views, at full size. Detections of all
-    views are mapped back to the image, with their masks, and suppressed by NMS within a class, with the threshold of
-    the network; so scores tend to rise, and more detections pass a score threshold. Views of semantic networks are, as
-    in the original, not smoothed before they are shrunk, and merged by `fusion`, see
-    :func:`seamseg.ops.upsample.upsample_fusion`.
-
-    `images`, `3 x H x W` float32, are on the device of the network. The predictions are in pixels of the images.
+    views are mapped back to the image, with their masks, and suppressed by NMS within a class; so scores tend to rise.
+    Views of semantic networks are, as in the original, not smoothed before they are shrunk, and merged by `fusion`.
     """
     if len({tuple(image.shape) for image in images}) > 1:
         # padding would be a different part of each view
@@ -54,14 +50,19 @@ def _detect_augmented(
         predictions, maps = net.predict_things(features), net.classify(features)
         factors = (height / size[0], width / size[1])
         for k, prediction in enumerate(predictions):
-            back = _map_back(prediction, (height, width), factors, mirrored)
-            if prediction.maps:
-                back = replace(back, maps=_maps_back(net.map_formats, prediction.maps, (height, width), mirrored))
-            found[k].append(back)
+            found[k].append(_map_back(net, prediction, (height, width), factors, mirrored))
             if maps is not None:
                 logits[k].append((maps[k].flip(-1) if mirrored else maps[k]).float())
     merged = [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
-    return [replace(one, maps=_mean_maps([p.maps for p in parts])) for one, parts in zip(merged, found)]
+    results = []
+    for one, parts in zip(merged, found):
+        # of integers the map of the first view
+        means = {
+            name: torch.stack([p.maps[name] for p in parts]).mean(0) if values.is_floating_point() else values
+            for name, values in parts[0].maps.items()
+        }
+        results.append(replace(one, maps=means))
+    return results
 
 
 def _segment_augmented(
@@ -85,40 +86,25 @@ def _view(image: Tensor, size: tuple[int, int], mirrored: bool, antialias: bool 
 
 
 def _map_back(
-    p: Prediction[Tensor], size: tuple[int, int], factors: tuple[float, float], mirrored: bool
+    net: PanopticNet, p: Prediction[Tensor], size: tuple[int, int], factors: tuple[float, float], mirrored: bool
 ) -> Prediction[Tensor]:
-    """Map the detections of a view back to pixels of the image."""
+    """Map the detections of a view, and the maps of custom heads, back to pixels of the image."""
     boxes = p.boxes * upload(torch.tensor(factors * 2, dtype=p.boxes.dtype), p.boxes.device)
     masks = p.mask_logits
     if mirrored:
         y0, x0, y1, x1 = boxes.unbind(1)
         boxes = torch.stack((y0, size[1] - x1, y1, size[1] - x0), 1)
         masks = None if masks is None else masks.flip(-1)
-    return Prediction(boxes, p.classes, p.scores, masks, None, size)
-
-
-def _maps_back(
-    formats: Mapping[str, MapFormat], maps: Mapping[str, Tensor], size: tuple[int, int], mirrored: bool
-) -> dict[str, Tensor]:
-    """Map the output maps of custom heads back to pixels of the image."""
-    back = {}
-    for name, values in maps.items():
-        spec = formats[name]
+    maps = {}
+    for name, values in p.maps.items():
+        spec = net.map_formats[name]
         values = mirrored_map(values, spec) if mirrored else values
         enlarged = values.shape[-1] / size[1]
         whole = resized(values[None, None] if spec.channels == 1 else values[None], size, spec)[0]
         factor = value_factor(spec.values or "none", enlarged, enlarged)
         whole = whole if factor == 1 else whole / factor
-        back[name] = whole[0] if spec.channels == 1 else whole
-    return back
-
-
-def _mean_maps(views: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of floats over the views; of integers the map of the first view."""
-    return {
-        name: torch.stack([view[name] for view in views]).mean(0) if values.is_floating_point() else values
-        for name, values in views[0].items()
-    }
+        maps[name] = whole[0] if spec.channels == 1 else whole
+    return Prediction(boxes, p.classes, p.scores, masks, None, size, maps=maps)
 
 
 def _merge(

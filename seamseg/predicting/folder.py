@@ -106,8 +106,7 @@ class OutputFolder:
     def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> Done:
         """Begin the manifest, or continue one: return the images whose outputs exist, by name.
 
-        For the main process, in the locked folder. With `restart` the manifest is replaced. InputError if it is of
-        another model or other settings, or a file that no manifest lists would be overwritten.
+        InputError if it is of another model or other settings, or a file that no manifest lists would be overwritten.
         """
         # a new folder needs no look-up of a million file names
         if not restart and any(name != LOCK_NAME for name in os.listdir(self.out)):

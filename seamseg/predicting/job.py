@@ -173,16 +173,11 @@ def predict_all(
     workers: int = 0,
     restart: bool = False,
 ) -> RunSummary:
-    """Write the outputs of all images that are not done according to the manifest.
+    """Write the outputs of all images that are not done according to the manifest; memory hardly grows with their number.
 
-    Memory hardly grows with their number. Images are divided among the processes of `world`, which all call this
-    function with the same `sources`. An image that cannot be read, computed or written is reported on stderr and
-    skipped; the next run tries it again.
-
-    `batch_size` images of equal network size are computed together, by default as many as suit the network; `workers`
-    threads decode, with 0 or 1 this one does, and none ahead; `restart` processes all images again. InputError if an
-    output would overwrite an image or belong to two images, or the manifest is of another run; SeamsegError if the disk
-    is full, or a device is lost.
+    All processes of `world` call it with the same `sources`, and each does its part. An image that fails is reported on
+    stderr and skipped; the next run tries it again. InputError if an output would overwrite an image or belong to two
+    images, or the manifest is of another run; SeamsegError if the disk is full, or a device is lost.
     """
     folder.check_names(sources)
     # processes work independently for hours, and some longer than others
@@ -348,9 +343,8 @@ class _PredictionLoop:
 class ImageReader:
     """Decodes the images of one process in threads: Pillow and PyAV release the GIL.
 
-    Each process has the same `sources` and `done` (what earlier runs have done). Single images are assigned to the
-    processes in turn. If there are enough videos for all processes, each reads whole ones; otherwise each goes through
-    every video and converts its part of the frames.
+    Single images are assigned to the processes in turn. If there are enough videos for all processes, each reads whole
+    ones; otherwise each goes through every video and converts its part of the frames.
     """
 
     def __init__(
@@ -382,10 +376,7 @@ class ImageReader:
         return len(self.images) + sum(frames) - done
 
     def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
-        """Yield the images in order, decoded on `workers` threads; with 0 or 1 in this one, and none ahead.
-
-        Large images are decoded in this thread, after all images before them; memory does not grow with the threads.
-        """
+        """Yield the images in order, decoded on `workers` threads; in this one with 0 or 1, and large ones."""
         for alone, items in groupby(self._items(), lambda one: workers <= 1 or is_large(header_pixels(one[1]) or 0)):
             if alone:
                 yield from (self._decode(*one) for one in items)

@@ -89,10 +89,7 @@ class PredictSettings:
     def open_folder(
         self, out: str | Path, predictor: Predictor[Any], sources: Sequence[Source | Video]
     ) -> OutputFolder:
-        """Return the folder of the outputs of all images; InputError if the model or an image does not have a format.
-
-        `predictor` is the result of :meth:`load`.
-        """
+        """Return the folder of the outputs; InputError if the model or an image does not have a format."""
         options, folder = self.options, Path(out)
         writers = []
         if self.format_names:
@@ -114,10 +111,7 @@ class PredictSettings:
         return OutputFolder(folder, writers, self.header(predictor))
 
     def header(self, predictor: Predictor[Any]) -> Line:
-        """Return the first line of the manifest: all settings that change the outputs, with the names of their flags.
-
-        `predictor` is the result of :meth:`load`.
-        """
+        """Return the first line of the manifest: what changes the outputs, by the names of the flags."""
         options, is_folder = self.options, self.path.is_dir()
         declared = {field.name: field for field in fields(options)}
         inference = [field.name for field in fields(InferenceOptions) if field.name not in _SAME_OUTPUTS]
@@ -162,9 +156,8 @@ def make_writers(
     overrides: Sequence[str] = (),
     maps: Mapping[str, MapFormat] = MappingProxyType({}),
 ) -> list[OutputFormat[Any]]:
-    """Create the writers of formats, each named once, for a kind of network.
+    """Create the writers of formats; each of `maps`, of custom heads, is one.
 
-    `overrides` are configuration keys, of which formats have sections; each of `maps`, of custom heads, is a format.
     InputError if the kind of network does not have one, two would write the same file, or a format cannot hold the
     classes.
     """

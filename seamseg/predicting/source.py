@@ -230,19 +230,10 @@ def find_sources(
 ) -> list[Source | Video]:
     """Find the images of one or several files, folders (with sub-folders), globs (`**` for any depth), lists, videos.
 
-    A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
-    a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one local path a line, relative to the folder
-    of the list or else to the working folder; a line that starts with `#` is a comment. Below a folder or `**`, folders
-    that `predict`, `prepare` or `train` has written are left out, with a line on stderr; `out`, where they go, is not
-    searched either. Images of a folder or glob are sorted by path, others keep the given order.
-
-    The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
-    ending. Where two images would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
-    are treated as a list of all images that they name. Duplicates are removed. With a `limit` there are as many images,
-    and each video has as many frames.
-
-    InputError if an input does not exist or is a URL, there are no images, the folder is `out`, or the list cannot be
-    read.
+    The name of an output is the path relative to the folder (of several inputs or a list: to the common parent folder),
+    without its ending, but with it where two images would have the same name. A `limit` is of the images, and of the
+    frames of each video. Below a folder or `**`, folders that `predict`, `prepare` or `train` has written, and `out`,
+    are left out. InputError if an input does not exist or is a URL, there are no images, or the folder is `out`.
     """
     given = [inputs] if isinstance(inputs, (str, Path)) else inputs
     if not given:

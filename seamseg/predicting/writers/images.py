@@ -140,12 +140,8 @@ class LabelsWriter(ImageFormat[SemanticMap]):
 
 
 @register("format", "ids")
-class IdsWriter(ImageFormat[SemanticMap]):
+class IdsWriter(LabelsWriter):
     """The class of each pixel as a greyscale image, `<name>.png`, with the indices of `labels`."""
-
-    kinds = ("semantic",)
-    needs_photo = False
-    ending = ".png"
 
     def image(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: SemanticMap) -> Image.Image:
         """See :class:`ImageFormat`."""
@@ -153,11 +149,9 @@ class IdsWriter(ImageFormat[SemanticMap]):
 
 
 @register("format", "probabilities")
-class ProbabilitiesWriter(ImageFormat[SemanticMap]):
+class ProbabilitiesWriter(LabelsWriter):
     """The probability of the class of each pixel as a greyscale image: 255 times the probability, rounded down."""
 
-    kinds = ("semantic",)
-    needs_photo = False
     ending = "_prob.png"
     probabilities = True
 

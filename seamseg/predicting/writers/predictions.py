@@ -232,8 +232,7 @@ def write_detections(
     """Write the detections of an image before the fusion, as the benchmarks of Cityscapes and Vistas read them.
 
     `<name>.txt`, which is written last, has a line `masks/<name>_<k>.png label score` for each; the mask is 255 on the
-    object and 0 elsewhere, at the `size` `(height, width)` of the image. `labels` has one for each thing class. Masks
-    may overlap; empty ones are omitted, and none are written for models without masks.
+    object. `labels` has one for each thing class. Empty masks are omitted, and all for models without masks.
     """
     lines = []
     # blanks separate the fields of a line
