@@ -43,14 +43,14 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     """Make the predictor of a variant."""
     from networks import busy, random_predictor
 
-    from seamseg.inference.acceleration import CompiledDense, cuda_graph_cache
+    from seamseg.inference.acceleration import CompiledDense, CudaGraphCache
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
     network: Any = predictor.network
     net = busy(network.net)
     network.net = net.with_options(run_dense=CompiledDense(net, device)) if "compile" in VARIANTS[name] else net
     if "graphs" in VARIANTS[name]:
-        network.graphs = cuda_graph_cache(network.compute)
+        network.graphs = CudaGraphCache(network.compute)
     return predictor
 
 

@@ -169,13 +169,12 @@ class CudaGraphCache:
     must be used twice again. May be called from several threads.
     """
 
-    def __init__(
-        self, function: Function, record: Callable[[Function, Any], Function], max_graphs: int = MAX_GRAPHS
-    ) -> None:
+    def __init__(self, function: Function, record: Any = None, max_graphs: int = MAX_GRAPHS) -> None:
         self.function = function
-        self.record = record
+        # a pool that no graph uses any more may be freed
+        self.record = record or (lambda f, x: CudaGraph(f, x, next(iter(self._graphs.values()), None)))
         self.max_graphs = max_graphs
-        self._graphs: OrderedDict[Any, Function] = OrderedDict()
+        self._graphs: OrderedDict[Any, Any] = OrderedDict()
         self._used_once: set[Any] = set()
         # the graphs share one input buffer a shape
         self._lock = threading.RLock()
@@ -212,7 +211,8 @@ class CudaGraphCache:
         while len(self._graphs) >= self.max_graphs:
             self._graphs.popitem(last=False)
         try:
-            graph = self._graphs[key] = self.record(self.function, x)
+            graph: Function = self.record(self.function, x)
+            self._graphs[key] = graph
             return graph
         except Exception as error:
             if not lacks_memory(error):
@@ -227,17 +227,6 @@ class CudaGraphCache:
             self._graphs.clear()
             self._used_once.clear()
             free_memory()
-
-
-def cuda_graph_cache(function: Function, max_graphs: int = MAX_GRAPHS) -> CudaGraphCache:
-    """Return a cache of CUDA graphs on one device, which share their memory."""
-
-    def record(function: Function, x: Any) -> CudaGraph:
-        # a pool that no graph uses any more may be freed
-        return CudaGraph(function, x, next(iter(cache._graphs.values()), None))  # type: ignore[arg-type]
-
-    cache = CudaGraphCache(function, record, max_graphs)
-    return cache
 
 
 def copy_tensors(outputs: Any) -> Any:

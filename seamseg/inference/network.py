@@ -15,7 +15,7 @@ from seamseg.checkpoints.bundle import ModelFile, kind_of, load_network
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.fusion import copy_to_host, download
-from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, cuda_graph_cache
+from seamseg.inference.acceleration import CompiledDense, CudaGraphCache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
@@ -232,5 +232,5 @@ class TrainedModel:
             net, normalise, device, Augmentation.parse(options.tta), options.tta_fusion, report.averaged
         )
         if options.cuda_graphs:
-            made.graphs = cuda_graph_cache(made.compute)
+            made.graphs = CudaGraphCache(made.compute)
         return made

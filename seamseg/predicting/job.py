@@ -173,7 +173,7 @@ def predict_all(
     workers: int = 0,
     restart: bool = False,
 ) -> RunSummary:
-    """Write the outputs of all images that are not done according to the manifest; memory hardly grows with their number.
+    """Write the outputs of all images that are not done by the manifest; memory hardly grows with their number.
 
     All processes of `world` call it with the same `sources`, and each does its part. An image that fails is reported on
     stderr and skipped; the next run tries it again. InputError if an output would overwrite an image or belong to two

@@ -21,7 +21,6 @@ from seamseg.inference.acceleration import (
     CompiledDense,
     CudaGraphCache,
     copy_tensors,
-    cuda_graph_cache,
     fill,
     input_buffer,
 )
@@ -242,7 +241,7 @@ def test_each_device_captures_on_its_own_stream(monkeypatch):
 
     devices = ["cpu", "cpu", "meta", "meta"]  # in the place of two GPUs
     for device in devices[::2]:
-        graphs = cuda_graph_cache(run)
+        graphs = CudaGraphCache(run)
         for width in (4, 4, 5, 5):
             graphs(torch.ones(1, 3, 2, width, device=device))
         assert len(graphs) == 2
@@ -334,7 +333,7 @@ def test_a_prediction_on_a_gpu_waits_for_its_result_only(precision):
     device, images = torch.device("cuda"), [image((64, 96), seed) for seed in range(4)]
     normalise = Normalise(None, None, device)
     plain, recorded = (TorchNetwork(network(precision, device), normalise, device) for _ in range(2))
-    recorded.graphs = cuda_graph_cache(recorded.compute)
+    recorded.graphs = CudaGraphCache(recorded.compute)
     for group in [images[:2]] * 3 + [images[2:]]:
         found = []
         for net in (plain, recorded):

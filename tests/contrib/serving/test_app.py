@@ -27,7 +27,7 @@ from seamseg.contrib.exported.network import ExportedNetwork
 from seamseg.contrib.serving.app import build_app
 from seamseg.contrib.serving.batching import Batcher
 from seamseg.contrib.serving.options import ServeOptions
-from seamseg.inference.tiling import Tiling
+from seamseg.inference.options import Tiling
 from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
