@@ -80,7 +80,9 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = echo) -> 
         _train(options, data)
     predictions = out / "predictions"
     with _stage(print_line, f"[4/6] predicting the {options.val} held-out scenes into {predictions}"):
-        _predict(options, data, predictions)
+        folder, model = DatasetFolder(data), RunFolder(out).last
+        images = [folder.image_path(image.id) for image in folder.split("val")]
+        predict_files(PredictOptions(model, images, predictions, ("overlay", "coco"), options.device, restart=True))
     with _stage(print_line, "[5/6] evaluating them against the ground truth, both as COCO panoptic files"):
         scores = _evaluate(out, data, predictions)
     page = out / "report.html"
@@ -118,13 +120,6 @@ def _train(options: DemoOptions, data: Path) -> None:
         device=options.device,
     )
     run_in_processes(processes, run_training, training)
-
-
-def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
-    folder = DatasetFolder(data)
-    images = [folder.image_path(image.id) for image in folder.split("val")]
-    formats, device = ("overlay", "coco"), options.device
-    predict_files(PredictOptions(RunFolder(options.out).last, images, predictions, formats, device, restart=True))
 
 
 def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:

@@ -74,7 +74,6 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 
     Return `hf://user/repo@COMMIT`. With `private`, an existing public repository is an InputError.
     """
-    check_repo(repo)
     with quiet_hub(f"{_SCHEME}{repo}") as hub:
         api = hub.HfApi(**_LIBRARY)
         api.create_repo(repo, private=private or None, exist_ok=True)

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +50,13 @@ def without_prefix(state: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
-@dataclass(frozen=True)
-class BackboneReport:
-    """Numbers of converted tensors and of kernels with another sign, and the missing keys."""
-
-    converted: int
-    missing: list[str]
-    negative: int
-
-
 def convert_backbone(
     net: str, out: str | Path, weights: str | Path | None = None, force: bool = False
-) -> BackboneReport:
+) -> tuple[int, list[str]]:
     """Convert the weights of a torchvision ResNet to the state dict of a body, for `[body] weights`.
 
     `weights` is a state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1.
+    Returns the number of tensors and the keys of the body that they lack.
     """
     refuse_existing(Path(out), force)
     if weights is None:
@@ -74,8 +65,7 @@ def convert_backbone(
         source, name = unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights)
     state, missing = rename(net, source, name)
     write_tensors(Path(out), state)
-    norms = (value for key, value in source.items() if str(key).endswith(".weight") and value.dim() == 1)
-    return BackboneReport(len(state), missing, sum(int((value < 0).sum()) for value in norms))
+    return len(state), missing
 
 
 def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tuple[dict[str, Tensor], list[str]]:
@@ -115,16 +105,6 @@ def body_tensors(
         if not isinstance(value, Tensor) or renamed not in expected or expected[renamed].shape != value.shape:
             raise InputError(f"{name}: {key} does not belong to {network}: is it another network?")
         state[renamed] = value
-    return _positive_scales(state)
-
-
-def resnet_prefixes(keys: Iterable[object]) -> list[str]:
-    """Return what precedes the keys of each ResNet of torchvision, such as `module.backbone.`; empty for none."""
-    return sorted({found[1] for key in keys if (found := _CONVOLUTION.match(str(key)))})
-
-
-def _positive_scales(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Move the signs of norms to the convolutions before them."""
     moved = dict(state)
     for name in [key.removesuffix(".weight") for key in state if re.search(r"bn\d?\.weight$", key)]:
         sign = torch.where(state[f"{name}.weight"] < 0, -1, 1)
@@ -133,6 +113,11 @@ def _positive_scales(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if key in state:
                 moved[key] = state[key] * sign.view(-1, *[1] * (state[key].dim() - 1))
     return moved
+
+
+def resnet_prefixes(keys: Iterable[object]) -> list[str]:
+    """Return what precedes the keys of each ResNet of torchvision, such as `module.backbone.`; empty for none."""
+    return sorted({found[1] for key in keys if (found := _CONVOLUTION.match(str(key)))})
 
 
 def body_key(key: str) -> str | None:

@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.overrides or args.kind is not None:
         import_all()
     load_components(args.overrides)
-    named = [c for c in components.registered() if not c.built_in or _is_recipe(c)]
+    recipes = tuple(f"{package}." for package in RECIPES)
+    named = [c for c in components.registered() if not c.built_in or c.module.startswith(recipes)]
     if args.overrides and not named:
         echo("no file registers a component", file=sys.stderr)
     for kind, what in components.KINDS.items():
@@ -48,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
         echo(f"{kind}: {what.what}; {chosen_by(kind, what).replace('`', '')}")
         for group in by_make(found):
             first = group[0]
-            where = first.module if _is_recipe(first) else "built in"
-            where = where if first.built_in else str(first.file)
+            where = "built in" if first not in named else first.module if first.built_in else str(first.file)
             echo(f"  {', '.join(component.name for component in group)} ({where}): {summary(first)}")
             for spec in fields(first.keys):
                 echo(f"    {spec.name} = {format_value(spec.default)}    {spec.metadata['doc']}")
@@ -66,10 +66,6 @@ def import_all() -> None:
     for package in RECIPES:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             importlib.import_module(module.name)
-
-
-def _is_recipe(component: components.Component) -> bool:
-    return any(component.module.startswith(f"{package}.") for package in RECIPES)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 from seamseg.checkpoints.imagenet import ARCHITECTURES, convert_backbone
+from seamseg.utils.errors import first_names
 from seamseg.utils.output import echo
 
 
@@ -26,11 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert the weights and print a summary."""
-    report = convert_backbone(args.net, args.out, args.weights, args.force)
-    echo(f"{args.out}: {report.converted} tensors of {args.net}")
-    if report.missing:
-        shown = ", ".join(report.missing[:6]) + (", ..." if len(report.missing) > 6 else "")
-        echo(f"the weights lack {len(report.missing)} tensors of this network: {shown}")
-    if report.negative:
-        echo(f"{report.negative} norm weights are negative: the sign is moved to the kernels before them")
+    converted, missing = convert_backbone(args.net, args.out, args.weights, args.force)
+    echo(f"{args.out}: {converted} tensors of {args.net}")
+    if missing:
+        echo(f"the weights lack {len(missing)} tensors of this network: {first_names(missing, 6)}")
     return 0

@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
     make_folder(path.parent)
     write_atomically(path, text.encode())
     echo(f"{path}: {kind} {name}; next:")
-    echo(f"  {use(kind, name, path)}")
+    if KINDS[kind].chosen:
+        echo(f"  seamseg predict MODEL PHOTOS OUT --components {path} --format {name}")
+    else:
+        chosen = f" --set {KINDS[kind].key}={name}" if KINDS[kind].key else ""
+        echo(f"  seamseg train small_r18 DATA --log-dir runs/{name} --components {path}{chosen}")
     echo(f"  python -m seamseg.testing {path}")
     return 0
 
@@ -68,11 +72,3 @@ def template(kind: str, name: str) -> str:
 
 def _camel(name: str) -> str:
     return "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Own"
-
-
-def use(kind: str, name: str, path: Path) -> str:
-    """Return a command that uses a component."""
-    if KINDS[kind].chosen:
-        return f"seamseg predict MODEL PHOTOS OUT --components {path} --format {name}"
-    chosen = f" --set {KINDS[kind].key}={name}" if KINDS[kind].key else ""
-    return f"seamseg train small_r18 DATA --log-dir runs/{name} --components {path}{chosen}"

@@ -58,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.maps.report import find_evaluation, is_gallery, write_gallery, write_report
     from seamseg.utils.progress import progress
 
-    path = _default_page(args.run, args.against) if args.out is None else args.out
+    path = args.out
+    if path is None and args.against is None:
+        path = args.run / "report.html"
+    elif path is None:
+        # evaluations in run folders all have the same name
+        other = args.against.resolve()
+        path = args.run / f"report-against-{other.parent.name if other.name == 'evaluation' else other.name}.html"
     named = "; --photos names the folder"
     if args.against is None and is_gallery(args.run):
         written, named = write_gallery(path, args.run, progress, args.images, args.size), ""
@@ -76,12 +82,3 @@ def run(args: argparse.Namespace) -> int:
         )
     echo(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {counted(written.images, 'image')})")
     return int(bool(written.problems))
-
-
-def _default_page(run: Path, against: Path | None) -> Path:
-    if against is None:
-        return run / "report.html"
-    other = against.resolve()
-    # evaluations in run folders all have the same name
-    name = other.parent.name if other.name == "evaluation" else other.name
-    return run / f"report-against-{name}.html"

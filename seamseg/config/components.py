@@ -137,20 +137,19 @@ def load(names: Iterable[str], folder: Path | None = None) -> list[str]:
     """
     loaded = []
     for name in filter(None, map(str.strip, names)):
-        path = None
-        if name.endswith(".py"):
-            candidates = [Path(folder or "", name), Path(name)]
-            path = next((p.resolve() for p in candidates if p.is_file()), None)
-            if path is None:
+        if is_file := name.endswith(".py"):
+            found = [path.resolve() for path in (Path(folder or "", name), Path(name)) if path.is_file()]
+            if not found:
                 raise InputError(f"components: {name}: no such file")
+            name = str(found[0])
         try:
-            _import_file(path) if path is not None else importlib.import_module(name)
+            _import_file(found[0]) if is_file else importlib.import_module(name)
         except InputError as error:
-            raise InputError(f"components: {path or name}: {error}") from error
+            raise InputError(f"components: {name}: {error}") from error
         except (Exception, SystemExit) as error:
-            where = f": {name}{described(error, None)}" if path is None else described(error, str(path))
+            where = described(error, name) if is_file else f": {name}{described(error, None)}"
             raise InputError(f"components{where}") from error
-        loaded.append(str(path or name))
+        loaded.append(name)
     return loaded
 
 
