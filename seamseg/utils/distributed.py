@@ -52,11 +52,10 @@ def _cpu() -> torch.device:
 
 @dataclass(frozen=True)
 class World:
-    """Rank of this process among `size`, its `local_rank` on the machine, and its device; None without torch."""
+    """Rank of this process among `size`, and its device; None without torch."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     device: Any = field(default_factory=_cpu)
 
     @property
@@ -163,7 +162,7 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
     others. InputError if the environment is wrong; LostConnection if the others cannot be reached, or one fails.
     """
     rank, size, local_rank = _environment()
-    world = World(rank, size, local_rank, None if device is None else choose_device(device, local_rank))
+    world = World(rank, size, None if device is None else choose_device(device, local_rank))
     if world.device is not None and world.device.type == "cuda":
         import torch
 

@@ -63,7 +63,7 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     started, or one is killed; errors of `function` are raised unchanged. After an error or a dropped iteration, items
     not yet started are left out; only an error waits for the others.
     """
-    count = min(available_cores() if workers is None else check_workers(workers), len(items))
+    count = min(available_cores() if workers is None else workers, len(items))
     if count <= 1:
         yield from map(function, items)
         return
@@ -131,7 +131,7 @@ def threaded_map(
     `size_of` returns the memory of a result, if it is not small: then the results that wait take at most `most_bytes`,
     and each thread may hold one more. Each thread calls `begin` first; this one does not.
     """
-    if check_workers(workers) <= 1:
+    if workers <= 1:
         yield from map(function, items)
         return
     waiting: deque[Future[B]] = deque()
