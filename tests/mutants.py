@@ -85,7 +85,6 @@ TESTS = {
     "tests/components/test_optimizer.py",
     "seamseg/training/optim/schedule.py": "tests/training/test_optimizer.py",
 }
-"""Tests of files whose tests have another name."""
 
 
 def tests_of(file: str) -> list[str]:
@@ -98,7 +97,6 @@ def tests_of(file: str) -> list[str]:
 
 
 def copy_tree() -> None:
-    """Copy the tracked files and the compiled operators."""
     shutil.rmtree(COPY, ignore_errors=True)
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
         "\n"
@@ -139,7 +137,6 @@ def changed_lines(diff: str) -> str:
 
 
 def main() -> int:
-    """Run the mutants of the files given; return 1 if too many survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--python", required=True, help="interpreter with the package and pytest")

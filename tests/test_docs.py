@@ -98,7 +98,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_paths_of_pages_in_the_code_exist() -> None:
-    """Pages named in docstrings, comments and messages."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
         pytest.skip("not a git clone")

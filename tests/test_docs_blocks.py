@@ -35,7 +35,6 @@ BLOCK = re.compile(r"^(?:<!-- ([^<>]*) -->\n)? *```(\S*)[^\n]*\n(.*?)^ *```$", r
 LANGUAGES = {"sh", "python", "output", "ini", "json", "text", "nginx", "{toctree}", "{include}"}
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 MEASURED = r"(?=\s?(?:/s|s/step|images/s|ms|[KMG]i?B|s\b))"
-"""After numbers of time and memory."""
 
 
 ELSEWHERE = {"&&", "|", ">", "new", "components", "--components"}

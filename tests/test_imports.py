@@ -19,7 +19,6 @@ PACKAGE = Path(seamseg.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 TOP = ("__main__", "verbs", "cli", "demo", "testing")
-"""Commands, and what spans the wings."""
 
 CORE = (
     "components", "training", "predicting", "validation", "inference", "checkpoints", "data", "models", "inplace_abn",
@@ -51,7 +50,6 @@ def _package(path: Path) -> str:
 
 @cache
 def _nodes(path: Path) -> list[ast.AST]:
-    """What a file consists of."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("imported")
 
 LAYERS = ["all parameters get gradients, and void images finite losses", "saved weights give the same outputs"]
 FIRST = {**dict.fromkeys(("body", "head", "network"), LAYERS), "loss": LAYERS[:1]}
-"""Lines of a kind before those of trainings."""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,6 @@ def test_what_is_not_there(file):
 
 @pytest.mark.slow
 def test_heads_that_read_maps(tmp_path):
-    """The maps are made."""
     path = tmp_path / "check_depth.py"
     text = DEPTH.replace("fill=-1)", "fill=-1, optional=True)")
     # some batches have no ground truth

@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = {"timing", "street", "networks", "gpu_machine", "gpu_steps", "gpu_tables"}
-"""Modules imported by the scripts."""
 CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""
 SMALLEST: dict[str, tuple[str, str]] = {
@@ -54,7 +53,6 @@ SMALLEST: dict[str, tuple[str, str]] = {
     ),
     "training_memory": ("--size 64x128 --config toy_city_r18 --json OUT", r"eager +\d+ +\d\.\d+ +\d"),
 }
-"""Arguments, and a pattern of the output."""
 
 
 def test_every_script_is_listed():

@@ -52,7 +52,6 @@ MEMORY_BYTES = 1 << 30
 SIZE = (6, 8)
 """Height and width of all images and maps of `write_files`."""
 MOST_PIXELS = 1 << 20
-"""Of a PNG."""
 Target = Callable[[bytes, Path], None]
 
 
@@ -79,7 +78,6 @@ def _peak() -> int:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Accept a SeamsegError with a message."""
     try:
         yield
     except SeamsegError as error:
@@ -152,7 +150,6 @@ def png(data: bytes, folder: Path) -> None:
 
 
 def image(data: bytes, folder: Path) -> None:
-    """An image of any format, as a map that is scored, a mask and an image."""
     with suppress(Exception), open_pillow(io.BytesIO(data)) as opened:
         if opened.width * opened.height > MOST_PIXELS:
             return
@@ -190,7 +187,6 @@ def packed_png(data: bytes) -> bytes:
 
 
 def config(data: bytes, folder: Path) -> None:
-    """A configuration, and a class list as INI and JSON."""
     for name in ("classes.ini", "classes.json"):
         with refusing():
             parse_class_list(data, name)
@@ -220,7 +216,6 @@ _QUIET = ConversionOptions(workers=1, log=lambda text: None)
 
 
 def coco_objects(data: bytes, folder: Path) -> None:
-    """A COCO instances JSON."""
     path = _written(folder / "given.json", data)
     content = panoptic.load_json(path)
     listed = build_class_list(coco_categories(content.get("categories"), str(path)), [], str(path))
@@ -236,7 +231,6 @@ def tar(data: bytes, folder: Path) -> None:
 
 
 def archive(data: bytes, folder: Path) -> None:
-    """A zip file, as a source of `prepare` and as a model."""
     path = _written(folder / "a.zip", data)
     with refusing():
         for member in list(tree_files(path, "images").values())[:50]:
@@ -288,13 +282,11 @@ def cvat(data: bytes, folder: Path) -> None:
 
 
 def label_studio(data: bytes, folder: Path) -> None:
-    """Tasks of Label Studio."""
     given = {"a": (str(folder / "photos"), str(_written(folder / "tasks.json", data)))}
     _convert(folder, lambda out: prepare_label_studio(out, given, folder / "classes.json", _QUIET))
 
 
 def labelme(data: bytes, folder: Path, extension: str = ".json") -> None:
-    """The file of labelme of an image."""
     labels = folder / extension[1:]
     labels.mkdir(exist_ok=True)
     _written(labels / f"1{extension}", data)
@@ -303,7 +295,6 @@ def labelme(data: bytes, folder: Path, extension: str = ".json") -> None:
 
 
 def yolo(data: bytes, folder: Path) -> None:
-    """The polygons of YOLO of an image."""
     labelme(data, folder, ".txt")
 
 
@@ -338,6 +329,5 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def corpus(name: str) -> dict[str, bytes]:
-    """Return the inputs of a target that are kept, by name."""
     with zipfile.ZipFile(CORPUS / f"{name}.zip") as file:
         return {entry: file.read(entry) for entry in file.namelist()}

@@ -30,10 +30,8 @@ HOSTILE = {
     "emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467\U0001f697",
     "control": "nul\0bell\x07esc\x1b[31mdel\x7f",
 }
-"""Names that must stay text."""
 
 PHONE = {"width": 390, "height": 844}
-"""Window of a phone."""
 
 WIDE = """() => [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
     .filter((e) => !e.closest(".scroll")).map((e) => e.outerHTML.slice(0, 80))"""

@@ -27,7 +27,6 @@ from support.small_models import semantic_net
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 SIZE = (128, 160)
-"""Of the input of the networks."""
 DETECTORS = ("panoptic", "instance_seg", "detection")
 TOLERANCES = {"boxes": 0.01, "scores": 1e-4, "mask_logits": 1e-3, "probability": 1}
 """Largest differences of an exported network's outputs; others must be equal."""

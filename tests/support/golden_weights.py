@@ -57,7 +57,6 @@ def draws(key: str, count: int) -> np.ndarray:
 
 
 def norm_weight(key: str, channels: int) -> np.ndarray:
-    """Scales of a norm, 8 % of which are negative."""
     drawn = draws(key, 2 * channels)
     weight = 1.0 + 0.4 * drawn[:channels]
     return np.where(drawn[channels:] < -0.84, -weight, weight)

@@ -26,7 +26,6 @@ OUTPUTS = {
     "semantic": ("classmap", "probability"),
     "classification": ("logits",),
 }
-"""Of each kind of network, in order."""
 QUERY_CLASSES = (3, 0, 2, 1)
 """Of networks of queries: car, road, person, sky."""
 

@@ -19,10 +19,8 @@ from seamseg.maps.evaluation import SegmentInfo, evaluate_panoptic_json
 from seamseg.maps.evaluation.record import MapFiles
 
 CASES = 1000
-"""Number of pairs for the comparisons."""
 
 CLASSES = 7
-"""Maximum number of classes of a pair."""
 
 HIGHEST_ID = (1 << 24) - 1
 

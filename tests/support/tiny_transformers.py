@@ -16,7 +16,6 @@ from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
 from seamseg.utils.errors import InputError
 
 SIDE = 64
-"""Of the square input of EoMT."""
 SWIN = {
     "model_type": "swin",
     "image_size": 64,
@@ -88,7 +87,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "eomt_dinov3": ("EomtDinov3ForUniversalSegmentation", {**VIT, "intermediate_size": 16}),
     "detr": ("DetrForSegmentation", {**DETR, "backbone_config": RESNET}),
 }  # fmt: skip
-"""Name of the class and its configuration, by family."""
 CITYSCAPES = cityscapes_classes().categories
 SMALL = {"device": "cpu", "shortest_size": 40, "score_threshold": 0.1}
 

@@ -163,8 +163,6 @@ def test_negative_sizes_in_tar_files(tmp_path: Path, kind: bytes, size: int, mon
 
 
 def test_streams_are_read_in_blocks_to_the_limit(tmp_path: Path) -> None:
-    """Memory is not reserved for the limit."""
-
     def limited(data: bytes, limit: int, expected: int = 0) -> bytes:
         return read_limited(io.BytesIO(data), limit, "a", "file", expected)
 

@@ -38,7 +38,6 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings o
 
 
 def lines(tmp_path, *words: str, **extra: str) -> list[str]:
-    """What the program prints, without settings of this process but with `extra` ones."""
     (tmp_path / "program.py").write_text(PROGRAM)
     unwanted = (*process_settings.MALLOC, process_settings.MALLOC_SWITCH, "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     env = {name: value for name, value in os.environ.items() if name not in unwanted} | extra
