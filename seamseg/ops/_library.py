@@ -112,13 +112,12 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 def implementations() -> dict[str, str]:
     """Return the implementations of each operator: the compiled kernels by device, or plain torch."""
-
-    def kernels_of(name: str) -> str:
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        devices = [language for key, language in (("CPU", "C++"), ("CUDA", "CUDA")) if has(f"seamseg::{name}", key)]
-        return " and ".join(devices) if devices else "plain torch"
-
-    return {name: kernels_of(name) for name in sorted(_defined)}
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = {}
+    for name in sorted(_defined):
+        languages = [language for key, language in (("CPU", "C++"), ("CUDA", "CUDA")) if has(f"seamseg::{name}", key)]
+        found[name] = " and ".join(languages) or "plain torch"
+    return found
 
 
 def kernels() -> dict[str, str]:

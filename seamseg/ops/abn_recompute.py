@@ -78,10 +78,12 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     recomputation; there, too, statistics and their exchange between processes are kept. `part` must compute the same in
     both runs; a function must not contain dropout.
     """
-    if not _can_recompute():
+    global _in_compiled_part
+    compiling = torch.compiler.is_compiling()
+    inside = _in_compiled_part if compiling else getattr(_state, "run", None) is not None
+    if inside or not torch.is_grad_enabled() or torch.compiler.is_exporting():
         return part(*inputs)
-    if torch.compiler.is_compiling():
-        global _in_compiled_part
+    if compiling:
         keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
         _in_compiled_part = True
         try:
@@ -91,21 +93,15 @@ def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     # the states of the random number generators are kept for dropout only: copying them costs time in every call
     layers = part.modules() if isinstance(part, nn.Module) else ()
     random = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in layers)
-    return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=random, context_fn=_contexts)
+    statistics: list[Any] = []
 
+    def contexts() -> tuple[_Run, _Run]:
+        return _Run(statistics, recompute=False), _Run(statistics, recompute=True)
 
-def _can_recompute() -> bool:
-    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
-        return False
-    return not _in_compiled_part if torch.compiler.is_compiling() else getattr(_state, "run", None) is None
+    return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
 
 
 def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     # the exchange between processes, too, happens in the first run only
     keep = operator is abn_statistics or getattr(operator, "namespace", "") == "_c10d_functional"
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    statistics: list[Any] = []
-    return _Run(statistics, recompute=False), _Run(statistics, recompute=True)

@@ -102,8 +102,10 @@ class _Fused(nn.Module):
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.activation = activation
         self.activation_param = activation_param
-        # what oneDNN applies in the same pass: leaky ReLU, or none
-        self._unary = ("leaky_relu", [activation_param], "") if activation == "leaky_relu" else ("none", [], "")
+        # what oneDNN applies in the same pass, leaky ReLU or nothing, and what follows it
+        leaky = activation == "leaky_relu"
+        self._unary = ("leaky_relu", [activation_param], "") if leaky else ("none", [], "")
+        self._behind = ("identity", 0.0) if leaky else (activation, activation_param)
         self._packed: dict[int, Tensor] = {}
         self._packed_from = 0, 0
 
@@ -182,7 +184,7 @@ class FusedConv2d(_Fused):
                     y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
                     return activate_(y, self.activation, self.activation_param)
                 y = op._convolution_pointwise(x, *settings, *self._unary)
-                return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
+                return activate_(y, *self._behind)
             except _FAILURES as error:
                 _give_up("convolution", error)
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -202,7 +204,7 @@ class FusedLinear(_Fused):
                 if 0 not in self._packed:
                     self._packed[0] = op._reorder_linear_weight(self.weight, x.shape[0])
                 y = op._linear_pointwise(x, self._packed[0], self.bias, *self._unary)
-                return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
+                return activate_(y, *self._behind)
             except _FAILURES as error:
                 _give_up("linear", error)
         return activate_(functional.linear(x, self.weight, self.bias), self.activation, self.activation_param)
@@ -245,7 +247,7 @@ class WinogradConv2d(FusedConv2d):
             products = [op._linear_pointwise(t, m, None, "none", [], "") for t, m in zip(transformed, kernel)]
             residual = None if added is None else added[part]
             winograd_output(products, self.bias, residual, slope, out[part], d, first, rows)
-        return activate_(y, self.activation, self.activation_param) if self._unary[0] == "none" else y
+        return activate_(y, *self._behind)
 
 
 class TrainedWinogradConv2d(nn.Conv2d):

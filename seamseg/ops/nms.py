@@ -46,19 +46,19 @@ def nms_fixed(
     return _nms_fixed(boxes.detach(), scores, float(iou_threshold), n_max, groups)
 
 
-def _fake_fixed(
-    boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    size = reference.fixed_size(boxes.shape[0], n_max, groups)
-    return boxes.new_empty((size,), dtype=torch.int64), boxes.new_empty((), dtype=torch.int64)
-
-
 _nms = define(
     "nms",
     reference.nms,
     lambda boxes, *rest: boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64),
 )
-_nms_fixed = define("nms_fixed", reference.nms_fixed, _fake_fixed)
+_nms_fixed = define(
+    "nms_fixed",
+    reference.nms_fixed,
+    lambda boxes, scores, threshold, n_max, groups: (
+        boxes.new_empty((reference.fixed_size(boxes.shape[0], n_max, groups),), dtype=torch.int64),
+        boxes.new_empty((), dtype=torch.int64),
+    ),
+)
 
 
 def nth_true(mask: Tensor, ranks: Tensor) -> Tensor:

@@ -81,14 +81,10 @@ def _fake(levels: Sequence[Tensor], boxes: Tensor, *others: Any) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _fake_backward(
-    dy: Tensor, shapes: Sequence[int], channels_last: Sequence[bool], boxes: Tensor, *others: Any
-) -> list[Tensor]:
+def _fake_backward(dy: Tensor, shapes: Sequence[int], channels_last: Sequence[bool], *others: Any) -> list[Tensor]:
     formats = [torch.channels_last if last else torch.contiguous_format for last in channels_last]
-    return [
-        torch.empty(tuple(shapes[4 * i : 4 * i + 4]), dtype=dy.dtype, device=dy.device, memory_format=memory_format)
-        for i, memory_format in enumerate(formats)
-    ]
+    sizes = [tuple(shapes[4 * i : 4 * i + 4]) for i in range(len(formats))]
+    return [dy.new_empty(size).contiguous(memory_format=memory_format) for size, memory_format in zip(sizes, formats)]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

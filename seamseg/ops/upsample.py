@@ -56,8 +56,7 @@ def upsample_cross_entropy(
     Arguments and errors as for :func:`upsample_ohem_loss`; as there, memory does not grow with classes times pixels.
     The result is `H x W`, 0 for void pixels; float32 for logits of half precision.
     """
-    _check("upsample_cross_entropy", logits, padded_size, valid_size)
-    _check_target("upsample_cross_entropy", logits, target, valid_size)
+    _check("upsample_cross_entropy", logits, padded_size, valid_size, target)
     return plain.upsample_cross_entropy(logits, padded_size, target)
 
 
@@ -76,32 +75,23 @@ def upsample_ohem_loss(
     logits of half precision. A class out of range is an error on the CPU, and void on a GPU, where the host would wait
     for the check.
     """
-    _check("upsample_ohem_loss", logits, padded_size, valid_size)
-    _check_target("upsample_ohem_loss", logits, target, valid_size)
+    _check("upsample_ohem_loss", logits, padded_size, valid_size, target)
     if ohem is not None and not 0 < ohem <= 1:
         raise ValueError(f"upsample_ohem_loss: ohem must be in (0, 1] or None, got {ohem}")
     return _upsample_ohem_loss(logits, *padded_size, target, 1.0 if ohem is None else float(ohem))[0]
 
 
-def _check(op: str, logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> None:
+def _check(
+    op: str, logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int], target: Tensor | None = None
+) -> None:
     if logits.dim() != 3 or 0 in logits.shape or not logits.is_floating_point():
         raise ValueError(f"{op}: logits must be a floating C x h x w, got {describe(logits)}")
     if not all(0 < valid <= padded for valid, padded in zip(valid_size, padded_size)):
         raise ValueError(
             f"{op}: valid size {tuple(valid_size)} must be positive and inside padded size {tuple(padded_size)}"
         )
-
-
-def _check_target(op: str, logits: Tensor, target: Tensor, valid_size: tuple[int, int]) -> None:
-    if tuple(target.shape) != tuple(valid_size) or target.dtype != torch.int64:
+    if target is not None and (tuple(target.shape) != tuple(valid_size) or target.dtype != torch.int64):
         raise ValueError(f"{op}: target must be int64 of shape {valid_size[0]}x{valid_size[1]}, got {describe(target)}")
-
-
-def _fake_loss(
-    logits: Tensor, padded_height: int, padded_width: int, target: Tensor, ohem: float
-) -> tuple[Tensor, Tensor]:
-    dtype = wide(logits.dtype)
-    return logits.new_empty((), dtype=dtype), logits.new_empty(target.shape, dtype=dtype)
 
 
 _upsample_argmax = define(
@@ -109,7 +99,14 @@ _upsample_argmax = define(
     plain.upsample_argmax,
     lambda logits, padded_height, padded_width, *size: logits.new_empty(size, dtype=torch.int64),
 )
-_upsample_ohem_loss = define("upsample_ohem_loss", plain.upsample_ohem_loss, _fake_loss)
+_upsample_ohem_loss = define(
+    "upsample_ohem_loss",
+    plain.upsample_ohem_loss,
+    lambda logits, padded_height, padded_width, target, ohem: (
+        logits.new_empty((), dtype=wide(logits.dtype)),
+        logits.new_empty(target.shape, dtype=wide(logits.dtype)),
+    ),
+)
 _upsample_ohem_loss_backward = define(
     "upsample_ohem_loss_backward",
     plain.upsample_ohem_loss_backward,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from numpy.polynomial.polynomial import polyfromroots
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,20 +14,11 @@ MOST_DILATION = 4096
 _POINTS = (0.0, 0.75, -0.75, 1.5, -1.5)
 
 
-def _polynomial(roots: list[float]) -> list[float]:
-    """Return the coefficients, lowest first, of the product of `x - root`."""
-    coefficients = [1.0]
-    for root in roots:
-        shifted = [0.0, *coefficients]
-        coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, 0.0])]
-    return coefficients
-
-
 def transforms() -> tuple[Tensor, Tensor, Tensor]:
     """Return the matrices of input `36 x 36`, kernel `36 x 9` and output `16 x 36`, float64 (Toom and Cook)."""
     points = list(_POINTS)
     others = [[p for p in points if p != point] for point in points]
-    inputs = [[*_polynomial(rest), 0.0] for rest in others] + [_polynomial(points)]
+    inputs = [[*polyfromroots(rest), 0.0] for rest in others] + [[*polyfromroots(points)]]
     kernel = [[p**i / math.prod(p - q for q in rest) for i in range(3)] for p, rest in zip(points, others)]
     outputs = [[p**i for p in points] + [float(i == 3)] for i in range(4)]
     made = (torch.tensor(m, dtype=torch.float64) for m in (inputs, [*kernel, [0.0, 0.0, 1.0]], outputs))
