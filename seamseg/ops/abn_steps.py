@@ -4,17 +4,10 @@ Four operators read and write tensors of the size of the input. Between them is 
 one operator in each direction, and the synchronisation over processes. Numbers per channel are float32, or float64 for
 a float64 input.
 
-In-place ABN recovers `x_hat` from an output `act(gamma x_hat + beta + residual)` that was rounded when it was stored.
-Where `gamma` is below the spacing of these numbers, `x_hat` is lost, and `dL/dgamma = sum(dz x_hat)` cannot be computed
-from it. But `x` is linear in the kernel `W` of the convolution before the norm, so that with
-`dx = gamma invstd (dz - mean(dz))`
-
-    <W, dL/dW> = sum(dx x) = gamma sum(dz x_hat) = gamma dL/dgamma
-
-which costs a product of the size of the kernel: no map is kept or read, and the host does not wait. Such channels omit
-the third term of `dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))`. Where `x_hat` is recovered
-roughly, the whole `dx` is used, and `<W, dL/dW>` is `gamma (S - S' var(x_hat))` with the true and the recovered sum
-`S`, `S'`, up to a product of two errors: adding `gamma S' var(x_hat)` corrects the gradient.
+Where a scale `gamma` is below the spacing of the stored numbers, `x_hat` is lost (docs/design/abn_small_scales.md). Its
+gradient is `<W, dL/dW> / gamma` then, of the kernel `W` before the norm, and `dx` omits its third term. Where `x_hat` is
+recovered roughly, the whole `dx` is used, and `<W, dL/dW>` is `gamma (S - S' var(x_hat))` with the true and the
+recovered sum `S`, `S'` of `dz x_hat`, up to a product of two errors: adding `gamma S' var(x_hat)` corrects the gradient.
 """
 
 from __future__ import annotations
