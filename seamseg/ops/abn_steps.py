@@ -4,10 +4,10 @@ Four operators read and write tensors of the size of the input. Between them is 
 one operator in each direction, and the synchronisation over processes. Numbers per channel are float32, or float64 for
 a float64 input.
 
-Where a scale `gamma` is below the spacing of the stored numbers, `x_hat` is lost (docs/design/abn_small_scales.md). Its
-gradient is `<W, dL/dW> / gamma` then, of the kernel `W` before the norm, and `dx` omits its third term. Where `x_hat` is
-recovered roughly, the whole `dx` is used, and `<W, dL/dW>` is `gamma (S - S' var(x_hat))` with the true and the
-recovered sum `S`, `S'` of `dz x_hat`, up to a product of two errors: adding `gamma S' var(x_hat)` corrects the gradient.
+Where a scale `gamma` is below the spacing of the stored numbers, `x_hat` is lost (docs/design/abn_small_scales.md).
+Its gradient is `<W, dL/dW> / gamma` then, of the kernel `W` before the norm, and `dx` omits its third term. Where
+`x_hat` is recovered roughly, the whole `dx` is used, and `<W, dL/dW>` is `gamma (S - S' var(x_hat))` with the true and
+the recovered sum `S`, `S'` of `dz x_hat`, up to a product of two errors: adding `gamma S' var(x_hat)` corrects it.
 """
 
 from __future__ import annotations
