@@ -32,7 +32,6 @@ LONG = (
     "benchmarks/test_smallest_forms",
     "test_testing",
     "training/test_compiled",
-    "training/test_elastic",
     "ops/test_fuzz",
     "maps/idmaps/test_fuzz",
     # of fast tests
