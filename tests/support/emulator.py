@@ -99,8 +99,8 @@ def build() -> tuple[Path, ...]:
         include = [f"-I{Path(torch.__file__).parent / 'include'}", f"-I{sysconfig.get_path('include')}", f"-I{SUPPORT}"]
         # products and sums are fused as nvcc does, where the processor can
         fma = " fma " in Path("/proc/cpuinfo").read_text()
-        emulated = ["-mfma", "-ffp-contract=fast", "-fexpensive-optimizations"] if fma else []
-        emulated += ["-x", "c++", "-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
+        emulated = ["-x", "c++", *(["-mfma", "-ffp-contract=fast", "-fexpensive-optimizations"] if fma else [])]
+        emulated += ["-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
         cpu, cuda = sorted((ROOT / "csrc/cpu").glob("*.cpp")), sorted((ROOT / "csrc/cuda").glob("*.cu"))
         jobs = [(path, emulated) for path in cuda if path.stem != "module"]
         jobs += [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
