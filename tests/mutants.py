@@ -31,9 +31,7 @@ SECONDS = 300
 TESTS = {
     "seamseg/data/transforms.py": "tests/data/test_transforms.py tests/data/test_maps.py "
     "tests/components/test_augmentation.py",
-    "seamseg/contrib/deploy/network.py": (
-        "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_query_networks.py"
-    ),
+    "seamseg/contrib/deploy/network.py": "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_export.py",
     "seamseg/maps/evaluation/scores.py": "tests/maps/evaluation/test_table.py",
     **dict.fromkeys(
         ("seamseg/maps/idmaps/library.py", "seamseg/maps/idmaps/reference.py"),

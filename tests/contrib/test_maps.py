@@ -62,7 +62,6 @@ def report(run, heads) -> ExportReport:
 
 @pytest.fixture
 def network(report):
-    """The exported network; nothing imports the files of its heads."""
     return str(report.path)
 
 
@@ -162,8 +161,6 @@ def test_a_report_has_a_panel_of_each_map(network, micro, tmp_path, seamseg_main
     assert found["summary"][0]["maps"] == sorted(NAMES)
     for image in found["image"]:
         assert image["results"][0]["maps"].keys() == set(NAMES)
-        panel = Image.open(io.BytesIO(base64.b64decode(image["results"][0]["maps"]["vector"])))
-        assert panel.size == (image["width"], image["height"])
     records = [json.loads(line) for line in (tmp_path / "eval" / "images.jsonl").read_text().splitlines()]
     assert {record["maps"]["edge"] for record in records} == {f"edge/val{n}.png" for n in range(3)}
 
@@ -216,12 +213,6 @@ def test_mistakes(old, new, error, message, tmp_path):
         export_model(ExportOptions(write_run(tmp_path / "run", overrides=given), out, size=SIZE, overrides=given))
     assert "\n" not in str(caught.value)
     assert not out.exists()
-
-
-def test_heads_are_not_quantised(run, heads, micro, tmp_path):
-    overrides = (f"general.components={heads}",)
-    with pytest.raises(InputError, match=r"head edge is not quantised by `int8=.*`: leave out its file"):
-        export_model(ExportOptions(run, tmp_path / "a.onnx", size=SIZE, int8=micro, overrides=overrides))
 
 
 def test_names_with_another_meaning():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +13,9 @@ from seamseg.contrib.deploy.network import ExportNet, export_net
 from seamseg.contrib.exported.package import _stated
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.models.build import build_network
-from seamseg.models.folding import fold_abn, fold_layers, for_inference
+from seamseg.models.folding import fold_abn, fold_layers
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import class_map_prediction
-from seamseg.ops.fused import WinogradConv2d
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.upsample import upsample_fusion
 from seamseg.structures import Features
@@ -58,15 +56,6 @@ def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> Ex
         return export_net(fold_layers(classifier()), MEAN, STD)
     net = fold_abn(semantic_net()) if kind == "semantic" else detector(kind)
     return export_net(net, MEAN, STD, part, standard_ops)
-
-
-def winograd_net(monkeypatch: pytest.MonkeyPatch) -> ExportNet:
-    # those of small networks have too few channels and tiles to be faster
-    monkeypatch.setattr("seamseg.ops.fused.LEAST_CHANNELS", 16)
-    monkeypatch.setattr("seamseg.ops.fused._LEAST_WORK", 0)
-    net = for_inference(semantic_net("sem.hidden_channels=16"), torch.device("cpu"))
-    assert sum(isinstance(module, WinogradConv2d) for module in net.modules()) > 4
-    return export_net(net, MEAN, STD)
 
 
 def picture(size: tuple[int, int] = SIZE, valid: tuple[int, int] = (101, 155)) -> tuple[Tensor, Tensor]:

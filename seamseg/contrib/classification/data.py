@@ -23,11 +23,9 @@ from torchvision.transforms import v2
 
 from seamseg.contrib.classification.config import ClassifierConfig, InputConfig
 from seamseg.data.input_size import InputSize
-from seamseg.data.loader import BatchLoader, shard_loader, train_loader
-from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
+from seamseg.data.samplers import SampleIndex
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import image_files, open_image
-from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, first_names
 from seamseg.utils.files import is_hidden
 
@@ -139,25 +137,6 @@ def collate_images(items: Sequence[tuple[Tensor, int, str]]) -> ImageBatch:
     """Collate items of :class:`ClassFolders`, as a DataLoader's `collate_fn`."""
     images, labels, ids = zip(*items)
     return ImageBatch(torch.stack(images), torch.tensor(labels), list(ids))
-
-
-def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: World) -> BatchLoader:
-    """Return the loader of the training batches of this process, shuffled in each epoch."""
-    training = config.training
-    # all images have the size of the crop, so that the aspect ratios do not matter
-    sizes = [(1, 1)] * len(dataset)
-    sampler = DistributedARBatchSampler(
-        sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
-    )
-    return train_loader(dataset, sampler, training, world, collate_images)
-
-
-def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> BatchLoader:
-    """Return the loader of the images that this process alone reads."""
-    pinned = world.device.type == "cuda"
-    return shard_loader(
-        dataset, num_workers, world, batch_size=batch_size, collate_fn=collate_images, pin_memory=pinned
-    )
 
 
 TEN_CROPS = 10

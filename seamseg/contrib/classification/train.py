@@ -29,12 +29,13 @@ from seamseg.contrib.classification.data import (
     VAL,
     ClassFolders,
     class_names,
-    open_train_loader,
+    collate_images,
     train_transform,
 )
 from seamseg.contrib.classification.network import Classifier, build_classifier
 from seamseg.contrib.classification.validate import open_validator
-from seamseg.data.loader import BatchLoader
+from seamseg.data.loader import BatchLoader, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models.network import BatchOptions, TrainingModule
 from seamseg.training.checkpointing.run_folder import RunFolder
@@ -93,7 +94,12 @@ def classifier_setup(config: ClassifierConfig) -> Setup:
         transform = train_transform(config.input, config.training.min_crop_area)
         dataset = ClassFolders(data, TRAIN, transform, config.training.seed, config.training.upright)
         dataset.check_classes(config, class_names(data, VAL))
-        return open_train_loader(dataset, config, world)
+        # all images have the size of the crop, so that the aspect ratios do not matter
+        sizes, training = [(1, 1)] * len(dataset), config.training
+        sampler = DistributedARBatchSampler(
+            sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
+        )
+        return train_loader(dataset, sampler, training, world, collate_images)
 
     def load_weights(net: nn.Module, options: TrainingOptions, metadata: Metadata, log: TextLog) -> None:
         for name in options.pretrain:

@@ -20,10 +20,11 @@ from seamseg.contrib.classification.data import (
     VAL,
     ClassFolders,
     ImageBatch,
-    open_val_loader,
+    collate_images,
     test_transform,
 )
 from seamseg.contrib.classification.network import TOP, correct
+from seamseg.data.loader import shard_loader
 from seamseg.maps.evaluation.scores import Scores, numbers_of
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.ops.fused import autocast
@@ -84,7 +85,14 @@ class ClassifierValidator:
     def __call__(self, net: nn.Module, observer: Any = None, desc: str = "validate") -> ClassifierScores:
         """Score a network, which maps images to logits, preserving its mode; a collective call."""
         start = time.perf_counter()
-        loader = open_val_loader(self.dataset, self.batch_size, self.config.training.num_workers, self.world)
+        loader = shard_loader(
+            self.dataset,
+            self.config.training.num_workers,
+            self.world,
+            batch_size=self.batch_size,
+            collate_fn=collate_images,
+            pin_memory=self.world.device.type == "cuda",
+        )
         shown = progress(loader, len(loader), desc) if self.world.is_main else loader
         sums = torch.zeros(len(TOP) + 2, dtype=torch.float64, device=self.world.device)
         was_training = net.training

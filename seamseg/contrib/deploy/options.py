@@ -10,7 +10,6 @@ from typing import Any
 from seamseg.utils.errors import InputError
 from seamseg.utils.options import option, override_texts, several
 
-_SIDES = (32, 8192)
 _CHOICES = {"part": ("all", "dense"), "precision": ("fp32", "bf16")}
 
 
@@ -51,8 +50,8 @@ class ExportOptions:
         object.__setattr__(self, "check", several(self.check))
         if self.size is not None and self.dynamic:
             raise InputError("`size` and `dynamic` are mutually exclusive")
-        if self.size is not None and not all(_SIDES[0] <= side <= _SIDES[1] for side in self.size):
-            raise InputError(f"`size`: height and width must be {_SIDES[0]} to {_SIDES[1]}, not {self.size}")
+        if self.size is not None and not all(32 <= side <= 8192 for side in self.size):
+            raise InputError(f"`size`: height and width must be 32 to 8192, not {self.size}")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise InputError(f"`{name}={getattr(self, name)}`: choose one of {', '.join(known)}")

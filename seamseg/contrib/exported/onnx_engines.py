@@ -133,23 +133,16 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
     key = ["framework", METADATA_KEY]
     exported = _exported({METADATA_KEY: model.get_rt_info(key).astype(str)} if model.has_rt_info(key) else {}, path)
     names = [output.get_any_name() for output in model.outputs]
-    return OnnxSession(OpenvinoRun(compiled), exported, names, f"{OPENVINO}:{part}")
+    request, turn = compiled.create_infer_request(), threading.Lock()
 
-
-class OpenvinoRun:
-    """Runs a network that OpenVINO has compiled, for one caller at a time; its errors are RuntimeErrors."""
-
-    def __init__(self, compiled: Any) -> None:
-        self._request = compiled.create_infer_request()
-        self._turn = threading.Lock()
-
-    def __call__(self, names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """See :data:`Run`."""
-        with self._turn:
+    def run(names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        with turn:
             # with one thread, `infer` raises no error, and returns earlier results instead
-            self._request.start_async(dict(inputs))
-            self._request.wait()
-            return [self._request.get_tensor(name).data.copy() for name in names]
+            request.start_async(dict(inputs))
+            request.wait()
+            return [request.get_tensor(name).data.copy() for name in names]
+
+    return OnnxSession(run, exported, names, f"{OPENVINO}:{part}")
 
 
 def _threads() -> int:

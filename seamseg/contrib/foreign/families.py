@@ -1,9 +1,18 @@
-"""The families of panoptic networks of transformers: what distinguishes them from each other; no torch."""
+"""Networks of other libraries, for a predictor: families of transformers, interface, settings as a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from seamseg.config import Config, config_from_string
+from seamseg.inference.options import InferenceOptions
+from seamseg.maps.predictions import InferenceNetwork
+from seamseg.structures import Normalise
 
 
 @dataclass(frozen=True)
@@ -33,10 +42,6 @@ class Family:
     export_problem: str = ""
     score_threshold: float = 0.8
     score_thresholds: Mapping[str, float] = field(default_factory=dict)
-
-    def score_threshold_of(self, data_set: str) -> float:
-        """Return the score threshold of the authors for a key of :data:`SIZES`, or another data set."""
-        return self.score_thresholds.get(data_set, self.score_threshold)
 
 
 FAMILIES = {
@@ -73,3 +78,32 @@ DEFAULT_SIZE = SIZES["coco_panoptic"]
 
 OVERLAP_THRESHOLD = 0.8
 """Thresholds of MaskFormer, Mask2Former, OneFormer and EoMT; DETR's own merge has none."""
+
+
+class ForeignNetwork(InferenceNetwork):
+    """A network in evaluation mode, which is moved to a device and computes in `dtype`."""
+
+    def __init__(self, net: nn.Module, normalise: Normalise, device: torch.device, dtype: torch.dtype) -> None:
+        self.net = net.to(device)
+        self.normalise = normalise
+        self.device = device
+        self.on_gpu = device.type != "cpu"
+        self.dtype = dtype
+        self.precision = str(dtype).removeprefix("torch.")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute without gradients, in the compute dtype."""
+        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32):
+            yield
+
+
+def neutral_config(kind: str, keys: Mapping[str, object], name: str, options: InferenceOptions) -> Config:
+    """Return a configuration with the settings, `section.key`, of a network of another library; its split is val."""
+    options.check_overrides(("general", "dataloader"), f"has no effect on {name}, which is no network of seamseg")
+    texts: dict[str, list[str]] = {}
+    for key, value in {**keys, "dataloader.val_set": "val"}.items():
+        section, _, option = key.partition(".")
+        texts.setdefault(section, [f"[{section}]"]).append(f"{option} = {value}")
+    ini = "\n".join(line for lines in texts.values() for line in lines)
+    return config_from_string(ini, kind, name, options.overrides)

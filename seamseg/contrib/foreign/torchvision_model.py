@@ -18,8 +18,7 @@ from seamseg.checkpoints.imagenet import unwrapped
 from seamseg.checkpoints.model_path import TORCHVISION, torchvision_name
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.contrib.foreign.class_lists import identify_things, read_classes
-from seamseg.contrib.foreign.families import DEFAULT_SIZE
-from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
+from seamseg.contrib.foreign.families import DEFAULT_SIZE, ForeignNetwork, neutral_config
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.formats.metadata import Metadata

@@ -29,8 +29,15 @@ from seamseg.checkpoints.model_path import (
 from seamseg.checkpoints.snapshot import load_tensors, read_weights
 from seamseg.config import Config
 from seamseg.contrib.foreign.class_lists import NetworkClasses, identify
-from seamseg.contrib.foreign.families import DEFAULT_SIZE, FAMILIES, OVERLAP_THRESHOLD, SIZES, Family
-from seamseg.contrib.foreign.foreign_network import ForeignNetwork, neutral_config
+from seamseg.contrib.foreign.families import (
+    DEFAULT_SIZE,
+    FAMILIES,
+    OVERLAP_THRESHOLD,
+    SIZES,
+    Family,
+    ForeignNetwork,
+    neutral_config,
+)
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
@@ -213,7 +220,7 @@ class TransformersModel:
             if all(isinstance(side, int) and side > 0 for side in sides):
                 shortest, longest = sides
         keys: dict[str, object] = {
-            "general.score_threshold": self.family.score_threshold_of(data_set),
+            "general.score_threshold": self.family.score_thresholds.get(data_set, self.family.score_threshold),
             "general.overlap_threshold": OVERLAP_THRESHOLD,
             "dataloader.shortest_size": shortest,
             "dataloader.longest_max_size": longest,

@@ -180,7 +180,6 @@ def test_maps_are_those_of_the_network(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.slow
 def test_padding_is_masked(tmp_path: Path) -> None:
-    """What the padding contains does not matter; DETR attends to the image only."""
     folder, file = annealed("detr", tmp_path / "net"), tmp_path / "net.onnx"
     export_model(ExportOptions(folder, file, size=INPUT_SIZE))
     graph = onnx.load(file).graph

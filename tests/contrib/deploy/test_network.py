@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from support.exported import DETECTORS, assert_same, classifier, detector, eager, exported_net, picture, winograd_net
+from support.exported import DETECTORS, MEAN, STD, assert_same, classifier, detector, eager, exported_net, picture
 from support.onnx_scenes import OUTPUTS
+from support.small_models import semantic_net
 
 from seamseg.contrib.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace
 from seamseg.inference.results import RESULTS
+from seamseg.models.folding import for_inference
 from seamseg.ops import fused
 
 
@@ -39,7 +41,7 @@ def test_outputs_are_those_of_the_eager_network(kind, standard_ops):
     ],
 )
 def test_number_of_detections(overrides, rows, counts):
-    net = export_net(detector("instance_seg", *overrides), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    net = export_net(detector("instance_seg", *overrides), MEAN, STD)
     found, wanted = run(net, *picture()), eager(net, *picture())
     assert_same(found, wanted, exact=True)
     assert found["boxes"].shape == (rows, 4)
@@ -90,7 +92,11 @@ def test_a_traced_network_of_free_size():
 
 @pytest.mark.slow
 def test_a_traced_network_with_winograd_convolutions(monkeypatch):
-    net = winograd_net(monkeypatch)
+    # those of small networks have too few channels and tiles to be faster
+    monkeypatch.setattr(fused, "LEAST_CHANNELS", 16)
+    monkeypatch.setattr(fused, "_LEAST_WORK", 0)
+    net = export_net(for_inference(semantic_net("sem.hidden_channels=16"), torch.device("cpu")), MEAN, STD)
+    assert sum(isinstance(module, fused.WinogradConv2d) for module in net.modules()) > 4
     program = trace(net, (256, 288), 32, (256, 4096))
     assert not any("winograd" in str(node.target) for node in program.graph.nodes)
     calls = []

@@ -43,7 +43,6 @@ PLAIN = "test_vit"
 
 
 def ini(body: str) -> str:
-    """The configuration of the micro network with another body."""
     text = "\n".join(line for line in CONFIG.format(norm="bn").splitlines() if not line.startswith("out_channels = {"))
     return text.replace("resnet18", body).replace("[general]", "[general]\ncomponents = seamseg.contrib.recipes.timm")
 

@@ -26,9 +26,7 @@ from seamseg.cli.main import main
 from seamseg.contrib.exported.network import ExportedNetwork
 from seamseg.contrib.serving.app import build_app
 from seamseg.contrib.serving.batching import Batcher
-from seamseg.contrib.serving.options import ServeOptions
 from seamseg.inference.options import Tiling
-from seamseg.utils.errors import InputError
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
 
@@ -221,17 +219,6 @@ def test_a_request_that_the_end_cuts_off_is_answered(network, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_options():
-    for options, message in (
-        ({"queue": 0}, "`queue=0`: must be positive"),
-        ({"timeout": float("nan")}, "`timeout=nan`: must be positive"),
-        ({"max_megapixels": 300}, "`max_megapixels=300`: images above 201 megapixels are never decoded"),
-        ({"cors": ["*", "https://A.example"]}, "`cors=https://A.example`: an origin is https://name"),
-    ):
-        with pytest.raises(InputError, match=message):
-            ServeOptions("model", **options)
-
-
 def test_photos_are_not_written_to_disk(client, monkeypatch):
     monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", lambda self: pytest.fail("written to disk"))
     assert client.predict(form(png(photo(), "BMP") + bytes(200_000)), **FORM).status == 200
@@ -398,6 +385,9 @@ def test_a_port_in_use(model: Path, capsys: pytest.CaptureFixture[str], monkeypa
     ("words", "message"),
     [
         (["--max-megapixels", "999"], "--max-megapixels 999.0: images above 201 megapixels are never decoded"),
+        (["--queue", "0"], "--queue 0: must be positive"),
+        (["--timeout", "nan"], "--timeout nan: must be positive"),
+        (["--cors", "*,https://A.example"], "--cors https://A.example: an origin is https://name"),
         (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: unknown: "),
         (["--score-threshold", "0.5"], "--score-threshold has no effect: the model is of kind semantic"),
     ],

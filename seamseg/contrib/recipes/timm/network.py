@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -42,19 +41,12 @@ _RESERVED = {
 """Arguments of `timm.create_model` that are keys of the configuration instead, or that cannot be changed."""
 
 
-def import_timm(name: str) -> ModuleType:
-    """Return timm; InputError if it is not installed, which the network of this name needs."""
+def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pretrained: bool = False) -> Any:
+    """Return a timm network without its classifier; `meta` allocates no memory, `pretrained` may download weights."""
     try:
         import timm
     except ImportError as error:
-        raise InputError(f"[body] body = {name}: needs timm ({error}): pip install 'seamseg[timm]'") from None
-    found: ModuleType = timm
-    return found
-
-
-def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pretrained: bool = False) -> Any:
-    """Return a timm network without its classifier; `meta` allocates no memory, `pretrained` may download weights."""
-    timm = import_timm(TIMM + name)
+        raise InputError(f"[body] body = {TIMM}{name}: needs timm ({error}): pip install 'seamseg[timm]'") from None
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         meant = did_you_mean(architecture, timm.list_models())
@@ -84,14 +76,14 @@ class TimmBackbone(Backbone):
         self._levels = levels
         indices = levels.indices if keep_outputs else levels.indices[-1:]
         # counted again after the layers behind the last map are removed
-        self._indices = _prune(shape, indices, levels.is_plain)
+        self._indices = shape.prune_intermediate_layers(indices, prune_norm=not levels.is_plain)
         used = levels.maps[-len(indices) :]
         self.multiple = _multiple_of(shape, self._indices, used, levels.is_plain, self.name)
 
         if checkpoint:
             _checkpoint_blocks(shape, self.name)
         self.model = create_model(name, self.arguments)
-        _prune(self.model, indices, levels.is_plain)
+        self.model.prune_intermediate_layers(indices, prune_norm=not levels.is_plain)
         stride, width = used[-1]
         self.pyramid = SimplePyramid(width, stride) if levels.is_plain and keep_outputs else None
         made = used if self.pyramid is None else list(zip(_STRIDES, self.pyramid.out_channels))
@@ -143,8 +135,9 @@ class TimmBackbone(Backbone):
         """Return the layer of each parameter of :attr:`model`, from 0 at the images, as timm groups them."""
         if not hasattr(self.model, "group_matcher"):
             raise InputError(f"[optimizer] layer_decay: timm does not number the layers of {self.name}")
-        matcher = self.model.group_matcher(coarse=False)
-        ids: dict[str, int] = import_timm(self.name).models.group_parameters(self.model, matcher, reverse=True)
+        from timm.models import group_parameters
+
+        ids: dict[str, int] = group_parameters(self.model, self.model.group_matcher(coarse=False), reverse=True)
         return ids
 
     def undecayed(self) -> set[str]:
@@ -342,12 +335,6 @@ def _checkpoint_blocks(model: Any, name: str) -> None:
         model.set_grad_checkpointing(True)
     except (AssertionError, AttributeError) as error:
         raise InputError(f"[general] checkpoint_body: {name} does not support it") from error
-
-
-def _prune(model: Any, indices: list[int], norm: bool) -> list[int]:
-    """Remove the layers behind the last map; return the indices of the maps that the network has then."""
-    kept: list[int] = model.prune_intermediate_layers(indices, prune_norm=not norm)
-    return kept
 
 
 def _run(model: Any, images: Tensor, indices: list[int], norm: bool) -> list[Tensor]:
