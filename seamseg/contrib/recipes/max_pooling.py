@@ -45,7 +45,7 @@ def max_pooled_loss(losses: Tensor, valid: Tensor, power: float, support: float 
     """
     rows, mask = losses.flatten(1), valid.flatten(1)
     # at the maximum the gradient of the weights themselves does not matter
-    weights = _max_pooling_weights(rows.detach().masked_fill(~mask, 0), mask, power, support)
+    weights = _max_pooling_weights(rows.detach(), mask, power, support)
     return (rows * weights).sum(1)
 
 
