@@ -40,15 +40,6 @@ def test_leaves_a_model_numbers_and_a_page(demo):
     assert head["settings"]["format"] == "overlay,coco", "as the command writes it"
 
 
-def test_the_files_score_as_the_model_does(demo, tmp_path):
-    out = tmp_path / "scores.json"
-    data = demo / "toy_city" / "data"
-    assert main(["evaluate", str(demo / "model_last.pth.tar"), str(data), "--json", str(out), "--quiet"]) == 0
-    by_model, by_file = json.loads(out.read_text()), json.loads((demo / "metrics.json").read_text())
-    for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "mIoU_segments"):
-        assert by_model[key] == pytest.approx(by_file[key], abs=1e-12)
-
-
 def test_goes_on_where_it_stopped_in_a_folder_of_its_own(demo, tmp_path, capsys):
     before = (demo / "model_last.pth.tar").stat().st_mtime_ns
     (demo / "report.html").unlink()

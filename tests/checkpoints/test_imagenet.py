@@ -93,7 +93,6 @@ BODIES = json.loads((DATA / "keys_resnet_bodies.json").read_text())
 
 
 def torchvision_state(net: str) -> dict[str, Tensor]:
-    """Random weights under torchvision's names, classifier and counters included."""
     shapes = {key: shape for key, shape, _ in BODIES[net]}
     generator = torch.Generator().manual_seed(0)
     state = {theirs: torch.randn(shapes[ours], generator=generator) for theirs, ours in MAP[net]}

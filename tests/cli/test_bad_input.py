@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 @pytest.fixture
 def data(micro: Path, tmp_path: Path) -> Path:
-    """A data set of its own to spoil."""
     return Path(shutil.copytree(micro, tmp_path / "data"))
 
 

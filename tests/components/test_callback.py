@@ -28,8 +28,6 @@ file, options = component_file("my_patience.py", template("callback", "patience"
 
 
 class Tracker(Callback):
-    """Notes everything that happens."""
-
     def __init__(self):
         super().__init__()
         self.found = []
@@ -82,15 +80,11 @@ def test_a_callback_ends_a_training(options, tmp_path):
 
 
 class Counter(Callback):
-    """Counts steps up to a key of its own."""
-
     def train(self, run, values):
         self.limit = self.keys.limit
 
 
 class Recorder(Callback):
-    """What TensorBoard shows."""
-
     def __init__(self):
         super().__init__()
         self.numbers, self.images = {}, []
@@ -104,8 +98,6 @@ class Recorder(Callback):
 
 
 class Late(Callback):
-    """Its state is not there before the first step."""
-
     def train(self, run, values):
         self.best = values["loss"]
 
@@ -114,15 +106,11 @@ class Late(Callback):
 
 
 class Worse(Late):
-    """After the first step, snapshots cannot hold its state any more."""
-
     def state_dict(self):
         return {"best": Path() if hasattr(self, "best") else None}
 
 
 class Broken(Callback):
-    """Fails in the first step."""
-
     calls = 0
 
     def train(self, run, values):

@@ -25,7 +25,6 @@ file, options = component_file("my_edges.py", EDGES, "head edge.channels=4")
 
 @pytest.fixture(scope="module")
 def edge_run(tmp_path_factory, micro, micro_config):
-    """A run folder and the file of the head."""
     run = tmp_path_factory.mktemp("edge") / "run"
     file = run.with_name("run_edges.py")
     file.write_text(EDGES)

@@ -76,8 +76,6 @@ def test_mistakes(file, options, old, new, message, tmp_path):
 
 
 class Part:
-    """A metric of one process."""
-
     def __init__(self, counts, gathered=False):
         self.counts, self.gathered = counts, gathered
 

@@ -25,7 +25,6 @@ file, _ = component_file("my_pixels.py", PIXELS)
 
 @pytest.fixture
 def options(component_options, file, tmp_path):
-    """Of a training with the network, without sections of the built-in one."""
     (tmp_path / "plain.ini").write_text(
         "[general]\nnetwork = pixels\nmin_stuff_area = 0\nlog_interval = 1\n[optimizer]\nlr = 0.1\n"
         "[scheduler]\nepochs = 2\nburn_in_steps = 0\n"

@@ -51,7 +51,6 @@ def data(tmp_path, micro):
 
 @pytest.fixture
 def options(component_options, file, data):
-    """Of a training with the head and all augmentations."""
     return lambda run, *more, **others: replace(component_options(file, run, *AUGMENTED, *more, **others), data=data)
 
 
@@ -129,7 +128,6 @@ def test_declarations_that_differ(options, file):
 
 
 def test_the_metric_of_the_page(options, data, file, tmp_path):
-    """That of docs/how-to/extend_data.md, beside the head: in a validation and on its own."""
     file.write_text(DEPTH + code_of_page("extend_data.md", '@metric("depth_error")'))
     overrides = ("general.eval_mode=depth_error", "scheduler.epochs=1")
     scores = run_training(options("run", *overrides)).validation

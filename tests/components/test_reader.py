@@ -20,7 +20,6 @@ file, _ = component_file("my_zip.py", code_of_page("extend_data.md", '@reader("z
 
 @pytest.fixture
 def data(tmp_path, micro):
-    """The data set in a file."""
     path = tmp_path / "micro.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for member in micro.rglob("*"):
@@ -30,7 +29,6 @@ def data(tmp_path, micro):
 
 @pytest.fixture
 def options(component_options, file, data):
-    """Of a training on the file."""
     given = ("dataloader.reader=zip", "dataloader.class_uniform=.5")
     return lambda run, *more, **others: replace(component_options(file, run, *given, *more, **others), data=data)
 

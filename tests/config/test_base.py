@@ -16,7 +16,6 @@ TOY = "[general]\nbase = toy_city_r18\n"
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a file of a folder."""
     (tmp_path / "shared").mkdir()
 
     def write(name, text):
@@ -46,7 +45,6 @@ def test_the_written_configuration_is_complete(write):
 
 
 def test_another_body_has_its_own_channels(write):
-    """The same body keeps those of the base; an override changes nothing but the body."""
     config = load_config(write("mine.ini", f"{TOY}[body]\nbody = resnet50\n"))
     whole = load_config("vistas_r50").body.out_channels
     assert config.body.out_channels == whole

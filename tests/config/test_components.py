@@ -25,20 +25,17 @@ from seamseg.utils.errors import InputError
 
 @pytest.fixture
 def lion(tmp_path, imported):
-    """A file with two components."""
     file = tmp_path / "my_lion.py"
     file.write_text(LION)
     return file
 
 
 def load(folder, text, *files, changed=()):
-    """Load a configuration with `--components`."""
     (folder / "my.ini").write_text(text)
     return load_config(folder / "my.ini", None, [*(f"general.components={file}" for file in files), *changed])
 
 
 def refusal(*arguments):
-    """Return the one line of the error."""
     with pytest.raises(InputError) as error:
         load(*arguments)
     assert "\n" not in str(error.value)
@@ -46,7 +43,6 @@ def refusal(*arguments):
 
 
 def test_a_configuration_chooses_a_component_with_keys(lion, tmp_path):
-    """Named beside the configuration, or by an override."""
     naming = "[general]\ncomponents = my_lion.py\n"
     text = "[optimizer]\ntype = lion\n[optimizer lion]\nbeta1 = .8\n"
     changed = ["optimizer lion.beta2=.9"]
@@ -135,7 +131,6 @@ def test_missing_files_and_names_of_other_modules(tmp_path, imported):
 
 
 def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkeypatch):
-    """Its components stay as text, and so does what it chooses."""
     monkeypatch.chdir(tmp_path)
     marker = tmp_path / "imported"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')")

@@ -114,7 +114,6 @@ def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None
 
 
 def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_its_kind() -> None:
-    """As the original does; [general] kind does not exist there."""
     text = "[sem]\nohem = .5\n[general]\nmin_stuff_area = 1\n[body]\nout_strides = {'mod2': 4}\n"
     made = config_from_string(text, "detection")
     assert made == default_config("detection")
@@ -205,7 +204,6 @@ def test_what_the_text_holds() -> None:
 
 
 def test_packaged_experiments_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file comes before the experiment of its name."""
     assert {"vistas_r50", "cityscapes_r50", "coco_r50", "toy_city_r18"} <= set(experiments())
     assert load_config("vistas_r50") == load_config(find_experiment("vistas_r50.ini"))
     with pytest.raises(InputError, match="no packaged experiment 'vista_r50'; did you mean 'vistas_r50'"):
