@@ -24,6 +24,8 @@ REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 """The command that compiles all libraries again, in the folder of the sources."""
 COMPILER_FAILED = "the compiler failed: "
 """Begins the reason for a library that could not be compiled; the first error line of the compiler follows."""
+_INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)}
+"""Integrated GPUs (Jetson, Drive): discrete GPUs of the same major version have other machine code."""
 
 
 def digest(csrc: Path) -> str:
@@ -70,14 +72,14 @@ def runs_on(code: str, capability: tuple[int, int]) -> bool:
     """Return whether compiled CUDA code runs on a GPU of a `(major, minor)` capability.
 
     By "GPU compatibility" of NVIDIA's CUDA programming guide: machine code (sm_80) and families (sm_100f) run on the
-    same major version with an equal or higher minor one, PTX (compute_90) on that capability and all above. The suffix
-    "a" (sm_90a) limits both to one capability.
+    same major version with an equal or higher minor one (integrated GPUs: on the same version only), PTX (compute_90)
+    on that capability and all above. The suffix "a" (sm_90a) limits both to one capability.
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
     if match is None:
         return False
     kind, features, own = match[1], match[4], (int(match[2]), int(match[3]))
-    if features == "a":
+    if features == "a" or (kind == "sm" and (own in _INTEGRATED or capability in _INTEGRATED)):
         return capability == own
     if kind == "sm" or features == "f":
         return capability[0] == own[0] and capability[1] >= own[1]

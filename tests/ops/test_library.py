@@ -138,7 +138,8 @@ def test_without_kernels(imports, name, state, words):
 
 # (code, capabilities that it runs on, capabilities that it does not run on)
 CODES = [
-    ("sm_86", [(8, 6), (8, 9)], [(8, 0), (9, 0)]),
+    ("sm_86", [(8, 6), (8, 9)], [(8, 0), (8, 7), (9, 0)]),
+    ("sm_87", [(8, 7)], [(8, 6), (8, 9)]),
     ("compute_90", [(9, 0), (10, 0), (10, 3), (11, 0), (12, 1)], [(8, 9), (7, 5)]),
     ("sm_90a", [(9, 0)], [(8, 9), (10, 0)]),
     ("compute_120f", [(12, 0), (12, 1)], [(10, 3), (13, 0)]),
