@@ -167,9 +167,9 @@ def _import_file(path: Path) -> None:
     name, checksum = path.stem, _checksum(path)
     other = os.path.realpath(str(file_of(name)))
     if name in sys.modules:
-        if other != str(path) and (other not in _IMPORTED or os.path.exists(other)):
+        if other != str(path):
             raise InputError(f"another module is named {name}: rename the file{f' ({other})' if file_of(name) else ''}")
-        if other == str(path) and _IMPORTED.setdefault(other, checksum) == checksum:
+        if _IMPORTED.setdefault(other, checksum) == checksum:
             return
     _forget(name)
     spec = importlib.util.spec_from_file_location(name, path)
