@@ -115,7 +115,6 @@ def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
 
 
 def _encode(edges: np.ndarray, size: tuple[int, int]) -> bytes:
-    """Encode starts and ends of runs down the columns, in turns."""
     from pycocotools import mask  # not for the commands that only import this module
 
     height, width = size

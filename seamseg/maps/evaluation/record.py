@@ -35,18 +35,9 @@ SUMMARY, IMAGES, MAPS = "evaluation.json", "images.jsonl", "maps"
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """The outcome of a segment.
+    """A segment; its outcome is "matched", in the ground truth also "missed" or "crowd", else "false" or "forgiven".
 
-    Attributes
-    ----------
-    id : id in the id PNG
-    category : dense class
-    area : pixels
-    outcome : "matched"; for the ground truth also "missed" and "crowd"; for predictions also "false" and "forgiven"
-        (mostly on void or crowd)
-    partner, iou : segment of the same class in the other map with the largest IoU, None if there is none
-    iscrowd : whether a segment of the ground truth is a crowd
-    score : score of a prediction, None if unknown
+    `partner` and `iou` are of the segment of the same class in the other map with the largest IoU.
     """
 
     id: int
@@ -61,17 +52,9 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """Scores of one image, as fractions, None if undefined, and its segments.
+    """Scores of one image, means over the classes that occur, None if undefined; its files, and its segments.
 
-    Attributes
-    ----------
-    image_id : id as in the JSONs
-    photo : file name in the folder of the images, None if unknown
-    width, height : size of the maps
-    ground_truth_png, prediction_png : file names in the folders of the maps
-    PQ, SQ, RQ, mIoU : means over the classes that occur in the image
-    ground_truth, prediction : the segments
-    maps : output maps of custom heads by name: image files in the folder `maps` of the evaluation
+    `maps` are those of custom heads by name: image files in the folder `maps` of the evaluation.
     """
 
     image_id: int | str
@@ -143,17 +126,9 @@ class MapFiles:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation folder.
+    """An evaluation folder: `scores` of :meth:`PanopticScores.to_json`, classes and colours in dense order.
 
-    Attributes
-    ----------
-    folder : path of the folder
-    title : description of what was evaluated
-    scores : content of :meth:`PanopticScores.to_json`
-    classes, colours : names and colours in dense order; a colour is None if unknown
-    confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
-    ground_truth, prediction : the maps
-    photos : folder of the images, None if unknown
+    `confusion` are `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void.
     """
 
     folder: Path

@@ -481,7 +481,6 @@ def percent_lines(
 
 
 def _percent(value: float) -> str:
-    """Format a fraction in percent, in seven characters."""
     return f"{'-':>7}" if math.isnan(value) else f"{100 * value:>7.2f}"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 from zlib_ng import zlib_ng
 
-from seamseg.maps.idmaps import inflate
+from seamseg.maps.idmaps import id_runs
 from seamseg.maps.idmaps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
 from seamseg.maps.idmaps.segments import png_rows
 from seamseg.utils.errors import InputError
@@ -74,7 +74,6 @@ def encode_id_png(ids: np.ndarray, values: Sequence[tuple[int, int]] | None = No
 
 
 def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
-    """Check the values and return an iterator over the content of the file."""
     _check_range(ids if values is None else np.array([value for _, value in values], np.int64))
     if ids.ndim != 2 or not ids.size:
         raise ValueError(f"panoptic PNG: a map is H x W pixels, got {ids.shape}")
@@ -84,7 +83,6 @@ def _parts(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterato
 
 
 def _compressed(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> Iterator[bytes]:
-    """Yield the compressed rows of a map in parts."""
     # maps of large flat regions stay small: higher levels save little and take several times as long
     compressor = zlib_ng.compressobj(3)
     table = None
@@ -92,7 +90,7 @@ def _compressed(ids: np.ndarray, values: Sequence[tuple[int, int]] | None) -> It
         table = np.zeros(max((identity for identity, _ in values), default=0) + 1, np.uint32)
         for identity, value in values:
             table[identity] = value
-    above, rows = None, max(1, inflate.BAND_BYTES // (3 * ids.shape[1] + 1))
+    above, rows = None, max(1, id_runs.BAND_BYTES // (3 * ids.shape[1] + 1))
     for first in range(0, ids.shape[0], rows):
         band = ids[first : first + rows]
         if band.dtype != np.int32:

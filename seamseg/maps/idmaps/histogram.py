@@ -33,7 +33,10 @@ def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]
     Returns the pairs that occur, `K x 2` int64, sorted, and their counts, `K` int64. Tensors on a GPU are copied.
     TypeError for other than integers; ValueError for other shapes or negative labels.
     """
-    first, second = _integers("a", a), _integers("b", b)
+    first, second = as_array(a), as_array(b)
+    for name, labels in (("a", first), ("b", second)):
+        if labels.dtype.kind not in "iub":
+            raise TypeError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
     if first.shape != second.shape:
         raise ValueError(f"joint_histogram: a and b must have the same shape, got {first.shape} and {second.shape}")
     if library.functions is None:
@@ -54,10 +57,3 @@ def pairs_of(name: str, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
     pairs, counts = np.empty((count.value, 2), np.int64), np.empty(count.value, np.int64)
     library.call("take_pairs", found, pairs, counts)
     return pairs, counts
-
-
-def _integers(name: str, labels: ArrayLike) -> np.ndarray:
-    array = as_array(labels)
-    if array.dtype.kind not in "iub":
-        raise TypeError(f"joint_histogram: {name} must hold integers, got {array.dtype}")
-    return array

@@ -6,14 +6,20 @@ An id map of 2 million pixels has about ten thousand runs. A run ends at the end
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib  # several times as fast on id maps (docs/design/libraries.md)
 
 from seamseg.maps.idmaps import library, reference
 from seamseg.maps.idmaps.histogram import pairs_of
-from seamseg.maps.idmaps.inflate import MAX_RATIO, row_bands
+
+BAND_BYTES = 1 << 18
+_SLICE_BYTES = 1 << 16
+"""Input is passed on in slices, because what remains of it is copied for each band."""
+MAX_RATIO = 1032
+"""A DEFLATE stream cannot decompress to more times its size."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,53 @@ def id_runs_of(ids: np.ndarray) -> IdRuns:
     first = np.ones(ids.shape, bool)
     np.not_equal(ids[:, 1:], ids[:, :-1], out=first[:, 1:])
     return IdRuns(height, width, np.flatnonzero(first).astype(np.int32), ids[first].astype(np.int32))
+
+
+def row_bands(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
+    """Yield the decompressed rows of a zlib stream, a few whole rows of `row_bytes` with their filter byte at a time.
+
+    ValueError if the stream is damaged or does not hold exactly `height` rows.
+    """
+    inflater, rows = Inflater(stream), max(1, BAND_BYTES // row_bytes)
+    try:
+        for first in range(0, height, rows):
+            size = row_bytes * min(rows, height - first)
+            band = inflater.read(size)
+            if len(band) < size:
+                raise ValueError("decode_id_runs: the compressed data are too short for the size")
+            yield band
+        # the checksum comes after the last row
+        if inflater.read(1):
+            raise ValueError("decode_id_runs: the compressed data are too long for the size")
+    except zlib.error as error:  # type: ignore[misc]
+        raise ValueError(f"decode_id_runs: {error}") from None
+    if not inflater.decompressor.eof:
+        raise ValueError("decode_id_runs: the checksum of the compressed data is missing")
+
+
+class Inflater:
+    """Reads a zlib stream in time linear in its size; what follows the end of its data is ignored."""
+
+    def __init__(self, stream: bytes) -> None:
+        self._stream, self._position = memoryview(stream), 0
+        self._pending: bytes | memoryview = b""
+        self.decompressor = zlib.decompressobj()
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` decompressed bytes, fewer at the end; `zlib.error` if the data are damaged."""
+        parts, left = [], size
+        while left and not self.decompressor.eof:
+            if not self._pending:
+                end = self._position + _SLICE_BYTES
+                self._pending, self._position = self._stream[self._position : end], end
+            given = len(self._pending)
+            part = self.decompressor.decompress(self._pending, left)
+            self._pending = self.decompressor.unconsumed_tail
+            if not part and not given:
+                break
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
 
 
 Runs = tuple[np.ndarray, np.ndarray]

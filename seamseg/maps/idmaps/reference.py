@@ -274,7 +274,6 @@ def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | Non
 
 
 def _bands(logits: np.ndarray, rows: Axis, columns: Axis) -> Iterator[tuple[slice, Iterator[np.ndarray]]]:
-    """Iterate over bands of rows of an image, and within each over the logits of the masks there."""
     height = rows.first.size
 
     def blended(band: slice) -> Iterator[np.ndarray]:

@@ -125,7 +125,6 @@ def _image_files(folder: str) -> dict[str, File]:
 def _cvat_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
-    """Return the listed images of an export by name, with the class of each colour."""
     file = files[cvat.LABELMAP]
     colors = cvat.parse_labelmap(decode_text(read_file(file, "labelmap", CONFIG_BYTES), file, "labelmap"), str(file))
     class_of = {}
@@ -178,7 +177,6 @@ def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
 def _label_studio_frames(
     given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
 ) -> list[SourceFrame]:
-    """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
     images, frames = _image_files(given[0]), []
     found = by_stem(images, is_image)
     photos = FilesByName(found)

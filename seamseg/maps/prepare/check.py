@@ -292,7 +292,6 @@ def _from_exception(failure: InputError) -> Problem:
 def _duplicate_images(
     folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]
 ) -> list[Problem]:
-    """Return a warning for each image that is in two lists under different ids."""
     splits = {i: name for name, ids in listed.items() for i in ids}
     first: dict[str, ImageCheck] = {}
     problems = []

@@ -125,7 +125,6 @@ def find_frames(
 def _objects_of(
     content: Mapping[str, Any], source: str, listed: ClassList, options: ConversionOptions
 ) -> list[tuple[str, tuple[list[_Annotation], _Stated]]]:
-    """Return name, annotations and stated size of each image of a COCO file."""
     images, rest = coco_images(content, source), background_class(listed.classes)
     objects: dict[str, list[_Annotation]] = {number: [] for number in images}
     annotations = content["annotations"]

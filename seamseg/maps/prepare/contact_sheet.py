@@ -118,7 +118,6 @@ def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata, limits: tuple[
 def _compose(
     tiles: Sequence[tuple[Image.Image, str]], columns: int, width: int, classes: Metadata, shown: set[int]
 ) -> Image.Image:
-    """Compose rows of tiles with their names below, then the legend."""
     rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile, _ in row) + LINE + _GAP for row in rows]
     legend = draw_legend(classes.categories, classes.palette, classes.num_stuff, _WIDTH, shown)

@@ -116,7 +116,6 @@ def prepare_folders(
 
 
 def _labels_of_labelme(splits: Mapping[str, tuple[str, ...]]) -> ClassList:
-    """Return the class list of the labels in the JSON files of all splits."""
     files = [file for folders in splits.values() for file in _ending(_trees(folders)[1], _FORMS[1], "").values()]
     labels: set[str] = set()
     for file in files:
@@ -246,7 +245,6 @@ def _listed_images(folders: tuple[str, ...], photos: dict[str, File], options: C
 
 
 def _object_files(photos: Mapping[str, File], masks: Mapping[str, File], listed: ClassList) -> list[SourceFrame]:
-    """Return the images with masks of single objects, with the class of each mask."""
     photos_by_name = FilesByName(photos, masks, same_tree=True)
     found: dict[str, list[tuple[int, File]]] = {}
     for name, file in masks.items():
@@ -380,7 +378,6 @@ def _read_labelme(frame: SourceFrame, size: tuple[int, int], listed: ClassList) 
 
 
 def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int]) -> Runs:
-    """Return the pixels of an object, the union of its shapes."""
     parts: list[Runs] = []
     polygons: list[list[float]] = []
     for where, shape in shapes:
@@ -398,7 +395,6 @@ def _labelme_object(shapes: Sequence[tuple[str, Any]], size: tuple[int, int]) ->
 
 
 def _labelme_corners(kind: str, points: np.ndarray, where: str) -> np.ndarray:
-    """Return the corners of a shape, `N x 2`."""
     if (kind == "polygon" and len(points) >= 3) or (kind in _ROTATED and len(points) == 4):
         return points
     if kind == "rectangle" and len(points) == 2:

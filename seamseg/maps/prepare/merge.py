@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.maps.folder import DatasetFolder
-from seamseg.maps.formats.metadata import ImageInfo, Metadata
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.prepare.archives import read_map
 from seamseg.maps.prepare.convert import ConversionOptions, ConversionResult, convert_splits
@@ -70,7 +70,11 @@ def merge_datasets(
         table = [index.get(_new_name(folder, name, rules), VOID) for name in folder.metadata.categories]
         for split in folder.splits:
             frames = splits.setdefault(rules.splits.get(split, split), [])
-            frames += [_frame(folder, image, prefix, table) for image in folder.split(split)]
+            for image in folder.split(split):
+                photo, (base, *layers) = folder.image_path(image.id), folder.mask_paths(image.id)
+                cat = [VOID if c == VOID else table[c] for c in image.cat]
+                info = cat, image.iscrowd, [folder.metadata.is_thing(c) for c in image.cat]
+                frames.append(SourceFrame(prefix + image.id, photo, base, photo.name, None, info, tuple(layers)))
     for folder in folders:
         listed = {image.id for split in folder.splits for image in folder.split(split)}
         for image in folder.metadata.images:
@@ -177,14 +181,6 @@ def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
 
 def _name(folder: DatasetFolder) -> str:
     return folder.root.resolve().name
-
-
-def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> SourceFrame:
-    photo = folder.image_path(image.id)
-    base, *layers = folder.mask_paths(image.id)
-    cat = [VOID if c == VOID else table[c] for c in image.cat]
-    info = cat, image.iscrowd, [folder.metadata.is_thing(c) for c in image.cat]
-    return SourceFrame(prefix + image.id, photo, base, photo.name, info=info, others=tuple(layers))
 
 
 def read_instances(frame: SourceFrame, classes: Metadata) -> Instances:

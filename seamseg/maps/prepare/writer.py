@@ -231,7 +231,6 @@ class DatasetWriter:
             return False
 
     def _files(self, image_id: str) -> list[str]:
-        """Return the files of an image in the folder; empty if one is missing."""
         images = [f"img/{image_id}{e}" for e in IMAGE_EXTENSIONS if (self.root / "img" / f"{image_id}{e}").is_file()]
         mask = f"msk/{image_id}.png"
         return [images[0], mask] if images and (self.root / mask).is_file() else []

@@ -114,7 +114,6 @@ def _join(runs: Sequence[ReportRun]) -> tuple[list[tuple[ImageEntry, ...]], int]
 def _records(
     evaluations: Sequence[Evaluation], chosen: Sequence[tuple[ImageEntry, ...]]
 ) -> Iterator[list[tuple[Evaluation, ImageRecord]]]:
-    """Iterate over the records of the chosen images, one per run, in the order of the first run."""
     first, *others = evaluations
     ids = {entries[0].image_id for entries in chosen}
     by_id = [{image.image_id: image for image in other.images() if image.image_id in ids} for other in others]

@@ -79,7 +79,6 @@ def _block(one: _Predicted, folder: Path, size: int) -> tuple[dict[str, Any], bo
 
 
 def _read_manifest(path: Path) -> tuple[list[_Predicted], int]:
-    """Return the images that are done, sorted by name, and the number of others."""
     done: dict[str, _Predicted | None] = {}
     with open(path, "rb") as file:
         next(file, None)  # the settings

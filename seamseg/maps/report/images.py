@@ -43,7 +43,8 @@ def image_block(
     shape = reduced_shape(record.height, record.width, size)
     results, problems = [], list[str]()
     for k, (evaluation, image) in enumerate(runs):
-        same = k > 0 and _truth_key(image) == _truth_key(record)
+        truths = [[(s.id, s.category, s.area) for s in one.ground_truth] for one in (image, record)]
+        same = k > 0 and truths[0] == truths[1]
         truth = evaluation.ground_truth.folder, image.ground_truth_png, image.ground_truth
         prediction = evaluation.prediction.folder, image.prediction_png, image.prediction
         results.append(
@@ -82,10 +83,6 @@ def encode_jpeg(image: Image.Image, shape: tuple[int, int]) -> str:
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True, progressive=False)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _truth_key(image: ImageRecord) -> list[tuple[int, int, int]]:
-    return [(s.id, s.category, s.area) for s in image.ground_truth]
 
 
 def _map(

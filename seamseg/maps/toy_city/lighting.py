@@ -49,7 +49,6 @@ class Light:
 
     @cached_property
     def _channels(self) -> list[tuple[float, float, float]]:
-        """Ambient, sun and haze of each channel."""
         return list(zip(self.ambient.tolist(), self.sun_color.tolist(), self.haze.tolist()))
 
 

@@ -66,7 +66,6 @@ def render_scene(
 
 
 def _random_camera(height: int, width: int, street: Street, rng: Rng) -> Camera:
-    """Sample a camera: along the street, across it or in between; on the road or the pavement."""
     kind = rng.random()
     turn = float(rng.choice([-1, 1]))
     if kind < 0.5:

@@ -68,7 +68,7 @@ def first_pngs(*paths):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint32, np.int64])
 def test_values_are_written_in_place_of_ids(tmp_path, monkeypatch, dtype):
-    monkeypatch.setattr("seamseg.maps.idmaps.inflate.BAND_BYTES", 1)  # a band a row
+    monkeypatch.setattr("seamseg.maps.idmaps.id_runs.BAND_BYTES", 1)  # a band a row
     write_id_png(tmp_path / "x.png", np.array([[0, 1, 200], [3, 3, 1]], dtype), [(3, 70_000), (1, 5)])
     assert read_id_png(tmp_path / "x.png").tolist() == [[0, 5, 0], [70_000, 70_000, 5]]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.maps.evaluation.cityscapes.official import InstanceLevel, PixelLevel
-from seamseg.maps.evaluation.cityscapes.scores import CityscapesScores
+from seamseg.maps.evaluation.cityscapes.official import CityscapesScores, InstanceLevel, PixelLevel
 from seamseg.maps.evaluation.evaluator import PanopticEvaluator
 from seamseg.maps.evaluation.panoptic_quality import check_sizes
 from seamseg.maps.evaluation.scores import PanopticScores

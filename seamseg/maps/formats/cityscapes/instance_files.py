@@ -96,7 +96,6 @@ def _empty_rows(count: int, row: int) -> list[bytes]:
 
 @lru_cache(maxsize=256)
 def _empty_block(power: int, row: int) -> bytes:
-    """Compress `2^power` rows of `row` zeros."""
     return _deflate(bytes(row << power))
 
 
