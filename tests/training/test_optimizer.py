@@ -273,6 +273,7 @@ burn_in_steps = 200
             "set by the linear rule optimizer.step_images=6 optimizer.lr=0.15 scheduler.burn_in_steps=133",
         ),
         ("step_images = 1", "epoch", 500, "optimizer.lr=5 scheduler.burn_in_steps=1"),
+        ("", "batch", 16, "for 8, the rate would not drop in its epochs, which are 130: set by the linear rule"),
         ("", "batch", 8, None),
         ("lr = 0.1", "batch", 1, None),
         ("step_images = 1", "batch", 1, None),

@@ -60,7 +60,10 @@ def test_things_and_stuff_are_those_of_the_data_set(tmp_path):
     ]
     boxes = np.arange(16, dtype=np.float32).reshape(4, 4)
     masks = boxes.reshape(4, 2, 2)
-    found = mapping.detections(Prediction(boxes, np.array([0, 1, 2, 3]), boxes[:, 0], masks, None, (1, 10)))
+    given = Prediction(boxes, np.array([0, 1, 2, 3]), boxes[:, 0], masks, None, (1, 10))
+    by_name = mapping_of(classes_of(["asphalt"], ["bicyclist", "dog"]), trained)
+    assert by_name.detections(given).classes.tolist() == [0, 1]
+    found = mapping.detections(given)
     assert found.classes.tolist() == [0, 0]
     for values, kept in ((found.boxes, boxes), (found.scores, boxes[:, 0]), (found.mask_logits, masks)):
         assert np.array_equal(values, kept[1:3])
