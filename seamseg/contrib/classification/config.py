@@ -185,11 +185,7 @@ def packaged_classifier(name: str) -> Path | None:
 
 
 def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> ClassifierConfig:
-    """Read a JSON file, or a packaged one by its bare name such as `resnext101_ipabn_lr_512`.
-
-    Overrides are `section.key=value` each. InputError if the file is missing or no JSON, or a value is wrong; unknown
-    keys of the file are only warned of.
-    """
+    """Read a JSON file, or a packaged one by its name; `section.key=value` overrides; unknown keys only warn."""
     path = Path(path)
     if not path.exists():
         path = packaged_classifier(str(path)) or path

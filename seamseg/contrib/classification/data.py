@@ -50,14 +50,7 @@ class ImageBatch(NamedTuple):
 
 
 class ClassFolders(Dataset[tuple[Tensor, int, str]]):
-    """The images of the split `train` or `val`, from one folder for each class.
-
-    `transform` makes a tensor of an RGB image; its numbers from `random` and torch's global generator depend on `seed`,
-    the epoch and the image alone. `upright` applies the EXIF orientation, as prediction does and the original
-    does not.
-
-    InputError if there are no class folders, or one without images. Hidden files and folders are ignored.
-    """
+    """The images of a split, a folder for each class; random numbers depend on seed, epoch and image alone."""
 
     def __init__(
         self,
@@ -150,11 +143,7 @@ _COMPONENTS = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
 
 
 def color_jitter(image: Tensor) -> Tensor:
-    """Change saturation, brightness and contrast of an image, `3 x H x W` float32, in random order.
-
-    Each blends the image with another one by a factor drawn from 0.6 to 1.4: its gray image, black, or the mean of the
-    gray image. The result is not clipped.
-    """
+    """Blend with the gray image, black and the mean of the gray image, by factors of 0.6 to 1.4, in random order."""
     others: list[Callable[[Tensor], Tensor]] = [_gray, torch.zeros_like, lambda x: _gray(x).mean().expand_as(x)]
     for other in random.sample(others, 3):
         factor = 1 + torch.empty(1).uniform_(-_LARGEST_CHANGE, _LARGEST_CHANGE)
@@ -189,11 +178,7 @@ def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Com
 
 
 def test_transform(options: InputConfig, ten_crops: bool = False) -> v2.Compose:
-    """Return the transform of validation images: an RGB image to `3 x crop x crop` float32.
-
-    With `ten_crops` to `10 x 3 x crop x crop`: the corners and the centre, of the image and of its mirror image.
-    InputError if the crop is larger than the resized image.
-    """
+    """Return the transform of validation images, to `3 x crop x crop`, or `10 x 3 x crop x crop` of ten crops."""
     scale, crop = options.scale_val, options.crop_val
     if 0 < scale < crop:
         raise InputError(

@@ -73,12 +73,7 @@ def build_classifier(config: ClassifierConfig) -> nn.Module:
 
 @torch.no_grad()
 def initialise(net: nn.Module, network: NetworkConfig) -> None:
-    """Initialise the weights of a network as the original does.
-
-    Convolutions by `weight_init`, with the gain of the activation (relu, also for elu) times
-    `weight_gain_multiplier`, which `kaiming_*` does not use; the classifier by Xavier's uniform distribution with gain
-    0.1; norms with weight 1; all biases 0.
-    """
+    """Initialise as the original: convolutions by `weight_init`, the classifier by Xavier with gain 0.1."""
     function, rectified = getattr(nn.init, f"{network.weight_init}_"), network.activation in ("relu", "elu")
     fill: Callable[[Tensor], Any]
     if network.weight_init.startswith("kaiming"):

@@ -213,10 +213,7 @@ def _as_tensor(side: Any) -> Any:
 
 
 def _box_filter_pool(x: Any, height: int, width: int) -> Any:
-    """Translate :func:`seamseg.ops.pooling.box_filter_pool`: averages along each axis are products with a band matrix.
-
-    It costs less than AveragePool with a large window, and windows clipped to a map of free size are possible.
-    """
+    """Translate `box_filter_pool`: averages are products with band matrices, cheaper than large windows."""
     rows, columns = _averages(x, 2, height), _averages(x, 3, width)
     return op.MatMul(op.MatMul(rows, x), op.Transpose(columns, perm=[1, 0]))
 

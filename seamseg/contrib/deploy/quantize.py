@@ -83,11 +83,7 @@ class Histogram:
         self.counts += np.bincount(index, minlength=_BINS)
 
     def best_range(self, slope: float | None = None) -> tuple[float, float]:
-        """Return the ends of the range of 8-bit values with the least mean square error.
-
-        With the `slope` of a leaky ReLU that all users of the tensor apply first, its result is what counts: most of
-        the 255 steps go to positive values.
-        """
+        """Return the ends of 8-bit values of least square error, after the leaky ReLU of `slope` behind them."""
         (used,) = np.nonzero(self.counts)
         if not used.size:
             return 0.0, 0.0
@@ -142,11 +138,7 @@ def _activations(node: onnx.NodeProto) -> list[str]:
 
 
 def replace_upsampling(model: onnx.ModelProto) -> None:
-    """Replace transposed convolutions whose windows do not overlap by 1x1 convolutions, which have int8 kernels.
-
-    The result is the same: a convolution to all cells of a window, and the activation if one follows; then the channels
-    are moved to the cells.
-    """
+    """Make transposed convolutions without overlap 1x1 convolutions, which have int8 kernels, and a move."""
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = users_of(graph)

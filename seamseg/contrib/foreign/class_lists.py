@@ -38,11 +38,7 @@ _ALIASES_OF_VISTAS = {
 
 @dataclass(frozen=True)
 class NetworkClasses:
-    """The classes of a network: stuff first, then things.
-
-    `columns` has the index of the class of each column of the network's class scores, None for a column that no class
-    has; `data_set` is the name of the known list, a key of :func:`known_lists`, empty for others.
-    """
+    """The classes of a network; `columns` has that of each column of its scores, `data_set` the known list."""
 
     metadata: Metadata
     columns: list[int | None]
@@ -197,10 +193,7 @@ def _from_file(names: Sequence[str], used: Sequence[int], source: str, file: str
 
 
 def read_classes(path: Path, kinds: bool = False) -> Metadata:
-    """Read a class list, `metadata.bin`, or the JSON of COCO categories; InputError if it is missing or wrong.
-
-    With `kinds` it must state which classes are things.
-    """
+    """Read a class list, `metadata.bin` or COCO categories; with `kinds` it must state which are things."""
     if path.suffix == ".bin" or path.is_dir():
         file = path / "metadata.bin" if path.is_dir() else path
         return read_metadata(file, MODEL_METADATA_BYTES).without_images()

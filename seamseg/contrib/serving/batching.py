@@ -22,16 +22,7 @@ class _Job:
 
 
 class Batcher:
-    """Runs a network in threads of its own, on batches of what arrives.
-
-    Images that arrive while a batch is computed form the next ones. A batch holds images of equal network size only, so
-    that none is padded and no result depends on other images. One that is processed in tiles is a batch of its own.
-
-    Nothing else may run the network of the predictor. `batch_size` None is 4 on a GPU, 1 on a CPU; with None or more
-    than 1, each core of a CPU computes batches of small images of its own, see :meth:`Predictor.images_at_a_time`, with
-    1 all cores compute one image together. `on_batch` is called in a thread with the size of each batch before it is
-    computed.
-    """
+    """Runs a network in threads, on batches of images of equal network size that arrive during the one before."""
 
     def __init__(
         self, predictor: Predictor, batch_size: int | None, on_batch: Callable[[int], None] = lambda size: None

@@ -56,13 +56,7 @@ def create_model(name: str, arguments: Mapping[str, Any], meta: bool = False, pr
 
 
 class TimmBackbone(Backbone):
-    """A timm network that returns maps of strides 4, 8, 16 and 32 as `mod2` to `mod5`.
-
-    Images are padded with zeros to multiples of :attr:`multiple` pixels, and the maps cropped to `ceil(H / stride)`
-    cells, the size that maps of the other backbones have. Without `keep_outputs` of the context only the last map is
-    returned, without a pyramid. :attr:`model` is the network without its classifier, with the state-dict keys of timm;
-    :attr:`pyramid` makes the levels of a plain network, None for others.
-    """
+    """A timm network with maps of strides 4, 8, 16 and 32; images are padded to multiples, the maps cropped again."""
 
     initialised = True
 
@@ -186,10 +180,7 @@ class TimmBackbone(Backbone):
 
 
 class SimplePyramid(nn.Module):
-    """Levels of strides 4, 8, 16 and 32 from the last map of a plain network (Li et al., arXiv 2203.16527, section 3).
-
-    Each level comes from that map alone, by transposed convolutions that halve the channels, or by max pooling.
-    """
+    """Levels of strides 4 to 32 from the last map of a plain network (Li et al., arXiv 2203.16527, section 3)."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()
