@@ -34,18 +34,13 @@ class PackedSequence:
     __slots__ = ("_tensors",)
 
     def __init__(self, *tensors: Tensor | Sequence[Tensor | None] | None) -> None:
-        items: list[Any]
-        if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
-            items = list(tensors[0])
-        else:
-            items = list(tensors)
-        first = next((t for t in items if t is not None), None)
+        single = len(tensors) == 1 and isinstance(tensors[0], (list, tuple))
+        items: list[Any] = list(tensors[0] if single else tensors)  # type: ignore[arg-type]
+        first: Any = next((t for t in items if t is not None), None)
         for i, t in enumerate(items):
-            if t is None:
-                continue
-            if not isinstance(t, Tensor):
+            if t is not None and not isinstance(t, Tensor):
                 raise TypeError(f"PackedSequence: entry {i} is a {type(t).__name__}, not a tensor or None")
-            if first is not None and (t.dtype, t.device, t.dim()) != (first.dtype, first.device, first.dim()):
+            if t is not None and (t.dtype, t.device, t.dim()) != (first.dtype, first.device, first.dim()):
                 raise ValueError(
                     f"PackedSequence: entry {i} is {t.dtype} on {t.device} with {t.dim()} dimensions, "
                     f"others are {first.dtype} on {first.device} with {first.dim()}"

@@ -230,10 +230,9 @@ def predicted_maps(heads: Mapping[str, Head], features: Features) -> list[dict[s
     for name, head, maps in run_heads(heads, features):
         with named_errors(f"head {name}", type(head).__module__):
             found = head.predict(maps)
-            missing = [output for output in head.outputs if output not in found]
-            if missing:
-                raise KeyError(f"predict() returns no {missing[0]}")
             for output, spec in head.outputs.items():
+                if output not in found:
+                    raise KeyError(f"predict() returns no {output}")
                 shape = tuple(found[output].shape)
                 if len(shape) != 4 or shape[1] != spec.channels:
                     raise ValueError(f"{output} must be N x {spec.channels} x h x w, is {' x '.join(map(str, shape))}")

@@ -51,20 +51,16 @@ class DeeplabV3(nn.Module):
         parts, deferred = convolve_each(self.map_bn, self.map_convs, x)
         local = self.map_bn(torch.cat(parts, dim=1), *deferred)
         (local,), of_local = convolve_each(self.red_bn, [self.red_conv], local)
-        (context,), of_context = convolve_each(self.red_bn, [self.pool_red_conv], self._context(x))
+        if self.training or self.pooling_size is None:
+            x = run_layers((self.global_pooling_conv, self.global_pooling_bn), x.mean((2, 3), keepdim=True))
+        else:
+            # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged
+            x = self.global_pooling_bn(box_filter_pool(self.global_pooling_conv(x), self.pooling_size))
+        (context,), of_context = convolve_each(self.red_bn, [self.pool_red_conv], x)
         # the sum is linear in both kernels together; the first row, whose gradient is that of the weight, counts once
         deferred = tuple(torch.stack((a[0], a[1] + b[1])) for a, b in zip(of_local, of_context))
         reduced: Tensor = self.red_bn(local + context, *deferred)
         return reduced
-
-    def _context(self, x: Tensor) -> Tensor:
-        """Return the global branch, `N x hidden x 1 x 1` or `N x hidden x h x w`."""
-        layers = (self.global_pooling_conv, self.global_pooling_bn)
-        if self.training or self.pooling_size is None:
-            return run_layers(layers, x.mean((2, 3), keepdim=True))
-        # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged
-        context: Tensor = self.global_pooling_bn(box_filter_pool(self.global_pooling_conv(x), self.pooling_size))
-        return context
 
 
 class SemanticLogits(NamedTuple):

@@ -59,20 +59,16 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
-        if is_inplace(self.convs[-1]) and is_plain(self.convs, NormSequential):
-            return self._norm_and_sum(x)
-        shortcut = run_layers((self.proj_conv, self.proj_bn), x) if self.has_projection else x
-        branch = self.convs(x)
-        # without gradients the addends are not needed again
-        total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
-        return activate_(total, self.activation, self.activation_param)
-
-    def _norm_and_sum(self, x: Tensor) -> Tensor:
+        activation = (self.activation, self.activation_param)
+        if not is_inplace(self.convs[-1]) or not is_plain(self.convs, NormSequential):
+            shortcut = run_layers((self.proj_conv, self.proj_bn), x) if self.has_projection else x
+            branch = self.convs(x)
+            # without gradients the addends are not needed again
+            return activate_(branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut), *activation)
         # norm, sum and activation in one operation, which keeps only its result for the backward pass
         *layers, convolution, last = self.convs
         assert isinstance(last, InPlaceABN)
         branch, deferred = last.convolve(convolution, run_layers(layers, x))
-        activation = (self.activation, self.activation_param)
         if not self.has_projection:
             return last.add(branch, x, *activation, deferred)
         if is_inplace(self.proj_bn) and is_pointwise(self.proj_conv, strided=True) and self.proj_conv.bias is None:

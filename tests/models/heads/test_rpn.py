@@ -73,6 +73,12 @@ def test_without_ground_truth_all_sampled_anchors_are_negative():
     (match,) = AnchorMatcher(rpn(num_samples=32)).batch(anchors, [things(None)], [(96, 128)])
     assert (match == BACKGROUND).sum() == 32
     assert ((match == BACKGROUND) | (match == IGNORED)).all()
+    # an anchor whose part in a crowd reaches the threshold has no part in the losses
+    crowd = torch.arange(10)[:, None].expand(10, 10) < 5
+    found = AnchorMatcher(rpn(void_threshold=0.5)).batch(
+        torch.tensor([[0.0, 0, 10, 10]]), [things(None, crowd)], [(10, 10)]
+    )
+    assert found.tolist() == [[IGNORED]]
 
 
 def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
