@@ -81,12 +81,6 @@ def local_rank() -> int:
     return int(rank) if rank.isdigit() and process_count() > 1 else 0
 
 
-def local_processes() -> int:
-    """Return the number of processes of the launcher on this machine; 1 if it does not state it."""
-    size = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(int(size), 1) if size.isdigit() and process_count() > 1 else 1
-
-
 def is_main_process() -> bool:
     """Return whether this process prints and writes the shared files."""
     # a single process is the main one, whatever its RANK

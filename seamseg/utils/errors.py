@@ -25,7 +25,6 @@ _UNPRINTABLE = re.compile(
 )
 """Controls of terminals and of the direction of text, letters without width, and halves of characters. The joiners
 U+200C and U+200D stay: Persian and emoji need them."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONG_WORD = re.compile(r"(?<!\S)\S{301,}")
 _LONGEST_WORD, _LONGEST = 300, 2000
 """Characters of a word and of a message: texts of files, and names in them, are part of some."""
@@ -68,14 +67,6 @@ def printable(text: str) -> str:
     Line breaks and tabs stay; :func:`one_line` makes blanks of them.
     """
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def cause(error: BaseException) -> str:
-    """Return type and message of the first of the errors that led to this one, on one line, without colours."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = _COLOUR.sub("", str(error))
-    return one_line(f"{type(error).__name__}: {text}").rstrip(": ")
 
 
 def is_of_item(error: BaseException) -> bool:

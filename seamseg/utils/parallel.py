@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, TypeVar
 
-from seamseg.utils.distributed import local_processes
+from seamseg.utils.distributed import process_count
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
 from seamseg.utils.signals import begin_worker_process, block_stop_signals
@@ -43,7 +43,8 @@ def share_cores() -> CoreShares:
     needs one, and drawing and encoding an image takes about twice as long as decoding it. The processes of a launcher
     on this machine share the available cores.
     """
-    cores = max(available_cores() // local_processes(), 1)
+    here = os.environ.get("LOCAL_WORLD_SIZE", "1") if process_count() > 1 else "1"
+    cores = max(available_cores() // max(int(here) if here.isdigit() else 1, 1), 1)
     return CoreShares(max(min(cores, 4), cores // 4), max(2, cores // 2))
 
 

@@ -7,9 +7,10 @@ case: all outputs have as many rows as there can be detections, and `count` stat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from seamseg.models.semantic import SemanticNet
 from seamseg.ops.nms import best_scores, nms_fixed
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Features, PackedSequence
-from seamseg.utils.errors import SeamsegError, cause, lacks_memory
+from seamseg.utils.errors import SeamsegError, lacks_memory, one_line
 from seamseg.utils.output import quiet_logs
 
 
@@ -322,7 +323,12 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
         if lacks_memory(error):
             raise
         # an error of a head or network has its name, file and line
-        reason = error if isinstance(error, SeamsegError) else cause(error)[:300]
+        reason, first = str(error), cast("BaseException", error)
+        if not isinstance(error, SeamsegError):
+            while first.__cause__ is not None:
+                first = first.__cause__
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(first))
+            reason = one_line(f"{type(first).__name__}: {text}").rstrip(": ")[:300]
         raise SeamsegError(f"{problem} ({reason})") from error
 
 
