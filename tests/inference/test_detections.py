@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from seamseg.inference.options import Thresholds
-from seamseg.inference.results.detections import Detection, Detections, choose_detections
+from seamseg.inference.results.detections import Detection, Detections, choose_detections, ranked_by_masks
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError
@@ -95,11 +95,22 @@ def test_only_some_classes_and_equality(result):
     assert Detections.of(prediction(), SIZE, CLASSES, Thresholds(0.5), [1, 2]) == result[:2]
     assert Detections.of(prediction(), SIZE, CLASSES, Thresholds(0.6)).names == ["car"], "above the threshold"
     assert Detections.of(prediction(), SIZE, CLASSES, classes=[3]).names == ["bus"]
+    assert choose_detections(prediction(), 3, classes=[5]).classes.tolist() == [2]
     assert result == Detections.of(prediction(), SIZE, CLASSES)
     for other in (Detections.of(prediction(), (61, 90), CLASSES), Detections.of(prediction(False), SIZE, CLASSES)):
         assert result != other
     for other in (result[1], replace(result[0], crop=~result[0].crop), replace(result[0], score=0.5), "car"):
         assert result[0] != other
+
+
+def test_the_ranking_of_queries():
+    """By the mean probability within the mask."""
+    ranked = ranked_by_masks(
+        replace(prediction().on_cpu(), mask_logits=np.array([[[4, -4]], [[0, 4]], [[-1, -1]]], np.float32))
+    )
+    sure = 1 / (1 + np.exp(-4))
+    assert ranked.scores.dtype == np.float32
+    assert ranked.scores.tolist() == pytest.approx([0.9 * sure, 0.6 * (0.5 + sure) / 2, 0])
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools

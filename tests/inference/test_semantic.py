@@ -36,7 +36,6 @@ def test_properties(result):
     assert result.classes.tolist() == np.kron([[0, 0, 1], [2, 2, 1]], np.ones((2, 2), int)).tolist()
     assert result.probability[0].tolist() == [255, 255, 128, 128, 64, 64]
     assert result.size == (4, 6)
-    assert result.index("person") == 2
     assert result.mask("road").sum() == 8
     assert result.counts() == {"sky": 1, "road": 1, "human--person": 1}
     assert np.unique(result.only("person").classes).tolist() == [2, VOID]

@@ -21,7 +21,6 @@ from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize import padded_palette
 from seamseg.maps.visualize.overlay import draw_overlay
-from seamseg.utils.errors import InputError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +40,7 @@ class SemanticMap(ImageResult):
     Examples
     --------
     >>> result = model.predict("street.jpg")  # doctest: +SKIP
-    >>> (result.classes == result.index("road")).mean()  # doctest: +SKIP
+    >>> result.mask("road").mean()  # doctest: +SKIP
     0.31
     >>> result.save("street_overlay.jpg")  # doctest: +SKIP
     """
@@ -92,16 +91,6 @@ class SemanticMap(ImageResult):
         """`(height, width)` of the image."""
         return int(self.classes.shape[0]), int(self.classes.shape[1])
 
-    def index(self, name: str) -> int:
-        """Return the index of a class; InputError unless the name selects exactly one."""
-        found = choose_classes([name], self.metadata)
-        if len(found) > 1:
-            raise InputError(f"{name!r} selects {len(found)} classes: {', '.join(map(self._name, found))}")
-        return found[0]
-
-    def _name(self, index: int) -> str:
-        return self.metadata.categories[index]
-
     def mask(self, classes: str | Sequence[str]) -> np.ndarray:
         """Return where the pixels belong to one of some classes, given by name: `H x W` bool."""
         return np.isin(self.classes, choose_classes(classes, self.metadata))
@@ -113,7 +102,7 @@ class SemanticMap(ImageResult):
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`ImageResult.shares`."""
         counts = enumerate(count_classes(self.classes)[:VOID].tolist())
-        return [(self._name(c), c, False, n / self.classes.size) for c, n in counts if n]
+        return [(self.metadata.categories[c], c, False, n / self.classes.size) for c, n in counts if n]
 
     def only(self, classes: str | Sequence[str]) -> SemanticMap:
         """Return the result with some classes only; pixels of others are void.
