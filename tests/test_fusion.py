@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,6 +191,13 @@ def test_a_full_gpu_leaves_the_fusion_to_the_cpu(monkeypatch, in_arrays):
         fuse(arrays, *parameters)
 
 
+@pytest.mark.parametrize("state", ["loaded", "absent", "not built"])
+def test_only_loaded_kernels_fuse_on_a_gpu(monkeypatch, state):
+    monkeypatch.setattr("seamseg.ops.kernels", lambda: {"GPU": state})
+    on_gpu = SimpleNamespace(scores=SimpleNamespace(is_cuda=True))
+    assert fusion._has_kernels(on_gpu) == (state == "loaded")
+
+
 def test_semantic_things_without_detection_are_crowds():
     box = torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([0]), torch.tensor([0.9])
     with pytest.raises(ValueError, match="no masks"):
@@ -200,7 +208,8 @@ def test_semantic_things_without_detection_are_crowds():
     assert fused.categories == [VOID, 0, 3]
     assert fused.iscrowd == [False, False, True]
     assert fuse(Prediction(*nothing, None, (1, 4)), 2).ids.sum() == 0
-    assert fuse(Prediction(*nothing[:3], None, semantic, (1, 4)), 2, 0.5, 0.5, 1).categories == [VOID, 0, 3]
+    for form in (fuse, fuse_plainly):
+        assert form(Prediction(*nothing[:3], None, semantic, (1, 4)), 2, 0.5, 0.5, 1).categories == [VOID, 0, 3]
 
 
 def test_stuff_of_at_least_the_least_area_is_kept(monkeypatch):
