@@ -253,6 +253,9 @@ def test_ends_of_a_range_have_the_least_error(slope, seed):
 
 def test_ranges_of_few_values():
     histogram = Histogram()
+    histogram.add(np.float32([0.001]))
+    assert histogram.limit == pytest.approx(0.001)
+    histogram = Histogram()
     histogram.add(np.zeros((0, 3), np.float32))
     assert histogram.best_range() == (0, 0)
     histogram.add(np.zeros(4, np.float32))

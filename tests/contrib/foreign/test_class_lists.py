@@ -116,7 +116,9 @@ def test_files(tmp_path):
 
 
 def test_refusals():
-    assert "its configuration names no class: give a class list" in refusal(["LABEL_0", "LABEL_1"])
+    assert "its configuration names no class: give a class list whose ids are 0 to 1, the columns" in refusal(
+        ["LABEL_0", "LABEL_1"]
+    )
     assert "which of its classes (lawn, dog) are things is not known" in refusal(["lawn", "dog"])
     assert "they are none of the known lists (cityscapes, vistas, " in refusal(CITYSCAPES[:-1])
     many = [f"class {k}" for k in range(50_000)]
