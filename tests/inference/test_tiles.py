@@ -98,7 +98,7 @@ def test_boxes_of_a_class_suppress_each_other():
 def test_large_objects_come_from_the_coarse_view():
     """Those above half the largest size that is whole in some tile, of 24 pixels; of thin ones, pieces are better."""
     small, large, thin = (50, 40, 62, 52, 0.9, 0), (70, 40, 86, 256, 0.8, 0), (100, 20, 108, 180, 0.7, 0)
-    medium = (20, 40, 36, 53, 0.5, 0)
+    medium = (20, 40, 33, 52.5, 0.5, 0)
     of_large, of_thin = (70, 40, 86, 128, 0.9, 0), [(100, 20, 108, 128, 0.6, 0), (100, 96, 108, 180, 0.5, 0)]
     assert merged([of_large], [], [], coarse=[small, medium, large]) == [large, medium]
     assert merged([of_thin[0]], [of_thin[1]], [], coarse=[thin]) == [(100, 20, 108, 180, 0.6, 0)]
