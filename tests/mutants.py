@@ -68,7 +68,8 @@ TESTS = {
     "seamseg/ops/reference/abn.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
     "seamseg/ops/reference/roi_sampling.py": "tests/ops/test_roi_sampling.py tests/gpu_checks/test_operators.py",
     "seamseg/ops/reference/upsample.py": "tests/ops/test_upsample.py",
-    "seamseg/models/panoptic_inference.py": "tests/models/heads/test_roi.py tests/inference/test_detections.py",
+    "seamseg/models/panoptic_inference.py": "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py "
+    "tests/models/test_panoptic.py tests/models/test_build.py tests/inference/test_detections.py",
     "seamseg/models/heads/rpn.py": "tests/models/heads/test_rpn.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_abn_steps.py",
     "seamseg/ops/abn_steps.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
