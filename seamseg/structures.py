@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -63,7 +63,15 @@ class PackedSequence:
     def __iter__(self) -> Iterator[Tensor | None]:
         return iter(self._tensors)
 
-    def __getitem__(self, item: int) -> Tensor | None:
+    @overload
+    def __getitem__(self, item: int) -> Tensor | None: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> PackedSequence: ...
+
+    def __getitem__(self, item: int | slice) -> Tensor | PackedSequence | None:
+        if isinstance(item, slice):
+            return PackedSequence(self._tensors[item])
         return self._tensors[item]
 
     def __repr__(self) -> str:

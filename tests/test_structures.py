@@ -19,6 +19,7 @@ def test_typed_list_with_absent_entries():
     packed = PackedSequence(torch.zeros(2, 3), None, torch.ones(4, 3))
     assert len(packed) == 3
     assert packed[1] is None
+    assert packed[1:].sizes() == [(0, 0), (4, 3)]
     assert packed.dtype == torch.float32
     assert packed.sizes() == [(2, 3), (0, 0), (4, 3)]
     assert PackedSequence([None]).dtype is None
