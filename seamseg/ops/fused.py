@@ -102,12 +102,19 @@ class _Fused(nn.Module):
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.activation = activation
         self.activation_param = activation_param
-        # what oneDNN applies in the same pass, leaky ReLU or nothing, and what follows it
-        leaky = activation == "leaky_relu"
-        self._unary = ("leaky_relu", [activation_param], "") if leaky else ("none", [], "")
-        self._behind = ("identity", 0.0) if leaky else (activation, activation_param)
         self._packed: dict[int, Tensor] = {}
         self._packed_from = 0, 0
+
+    # computed in each call: a fold gives the last convolution of a block the activation that follows the sum
+    @property
+    def _unary(self) -> tuple[str, list[float], str]:
+        """What oneDNN applies in the same pass: leaky ReLU, or nothing."""
+        return ("leaky_relu", [self.activation_param], "") if self.activation == "leaky_relu" else ("none", [], "")
+
+    @property
+    def _behind(self) -> tuple[str, float]:
+        """The activation that follows :attr:`_unary`."""
+        return ("identity", 0.0) if self.activation == "leaky_relu" else (self.activation, self.activation_param)
 
     def _usable(self, kind: str, x: Tensor) -> bool:
         """Return whether oneDNN may compute the layer; drop what was packed if the weight has changed since."""
@@ -274,9 +281,11 @@ def use_winograd(net: nn.Module, regions: str | None = None) -> None:
     """Have Winograd's algorithm compute the convolutions of a network that it makes faster, in place.
 
     In training 3x3 convolutions become :class:`TrainedWinogradConv2d`, in a folded network :class:`WinogradConv2d`;
-    `regions` is the name of the part whose maps are regions of images.
+    `regions` is the name of the part of a folded network whose maps are regions of images, where others stay.
     """
-    kinds: dict[type, Any] = {FusedConv2d: WinogradConv2d, nn.Conv2d: TrainedWinogradConv2d}
+    kinds: dict[type, Any] = {FusedConv2d: WinogradConv2d}
+    if regions is None:
+        kinds[nn.Conv2d] = TrainedWinogradConv2d
     for name, layer in net.named_modules():
         kind = kinds.get(type(layer))
         if kind is None or (

@@ -263,6 +263,22 @@ def test_packed_weights_follow_the_weight(kind):
         check(layer, other.weight)
 
 
+def test_winograd_has_the_activation_that_follows_the_sum_of_a_block(monkeypatch):
+    monkeypatch.setattr(fused, "_saves_time", lambda *_: True)
+    net, x = nn.Sequential(ResidualBlock(64, (64, 64), ABN)).eval(), torch.randn(1, 64, 9, 9)
+    folded = fold_layers(net)
+    use_winograd(folded)
+    with torch.inference_mode():
+        assert_close(folded(x), net(x), rtol=0, atol=1e-4)
+        assert all(36 in layer._packed for layer in folded[0].convs)
+
+
+def test_layers_that_are_not_folded_stay_at_inference():
+    net = network(mode="gn", overrides=("fpn.out_channels=64",))
+    for made in (net, for_inference(net, torch.device("cpu"))):
+        assert {type(layer) for layer in made.body.fpn.output.modules()} >= {nn.Conv2d}
+
+
 @pytest.mark.parametrize("name", [*NARROW[1:], "resnext50 gn"])
 def test_bodies_with_norms_before_convolutions(name):
     name, _, mode = name.partition(" ")
