@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, unquote_plus, urlsplit
@@ -21,6 +22,8 @@ from seamseg.utils.files import nearest_path
 
 _LABEL_SHIFT = 32
 _PART = 1 << 20
+_FEW = 8
+"""Files of one name that are compared one by one."""
 
 LABEL_ENDINGS = (".png", ".tif", ".tiff", ".bmp")
 """Lossless formats of label images and masks."""
@@ -98,6 +101,7 @@ class FilesByName:
             single = {archive: top for archive, top in tops.items() if len(top) == 1}
             self._tops = {archive: top.pop() for archive, top in single.items() if not top & known}
         self._paths: dict[str, list[str]] = {}
+        self._by_folder: dict[str, tuple[defaultdict[str, list[str]], ...]] = {}
         self._used: dict[str, str] = {}
         for path in files:
             if path not in self._wanted:
@@ -125,7 +129,7 @@ class FilesByName:
             if spelling in self._files:
                 return [spelling]
             *folders, own = PurePosixPath(spelling).parts or ("",)
-            fitting = (path for path in self._paths.get(own, []) if self._fits(folders, path))
+            fitting = (path for path in self._candidates(folders, own) if self._fits(folders, path))
             found = list(islice(fitting, 2))
             if len(found) == 1:
                 break
@@ -143,11 +147,32 @@ class FilesByName:
             raise InputError(f"{self._files[path]}: is the only file for both {before!r} and {name!r}; one is missing")
         return self._files[path]
 
+    def _candidates(self, folders: Sequence[str], name: str) -> Iterable[str]:
+        """Return the files of a name that may fit: of one name there may be as many as images, `FRAME/rgb.png`."""
+        paths = self._paths.get(name, [])
+        if len(paths) <= _FEW or not folders:
+            return paths
+        if name not in self._by_folder:
+            every, rarest = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+            for path in paths:
+                for folder in {*self._folders(path)}:
+                    every[folder].append(path)
+            for path in paths:
+                rarest[min(self._folders(path), key=lambda folder: len(every[folder]), default="")].append(path)
+            self._by_folder[name] = every, rarest
+        every, rarest = self._by_folder[name]
+        # all folders of the file are among these, or these among those of the file
+        within = (rarest.get(folder, []) for folder in dict.fromkeys(["", *folders]))
+        fewest = min(folders, key=lambda folder: len(every.get(folder, [])))
+        return dict.fromkeys(chain(*within, every.get(fewest, [])))
+
     def _fits(self, folders: Sequence[str], path: str) -> bool:
-        own = PurePosixPath(path).parts[:-1]
-        if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)):
-            own = own[1:]
+        own = self._folders(path)
         return _is_within(own, folders) or _is_within(folders, own)
+
+    def _folders(self, path: str) -> Sequence[str]:
+        own = PurePosixPath(path).parts[:-1]
+        return own[1:] if own and own[0] == self._tops.get(getattr(self._files[path], "archive", None)) else own
 
 
 def _is_within(some: Sequence[str], all_of: Sequence[str]) -> bool:
