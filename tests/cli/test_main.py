@@ -20,7 +20,6 @@ from support.golden_files import DATA
 
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, build_parser, main
-from seamseg.utils.distributed import _environment, is_main_process, process_count
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 
@@ -269,28 +268,6 @@ def test_flags_of_parameters_exist():
             chosen = SimpleNamespace(command=name, source=words[-1], action="train")
             shown |= {flag for flag, _ in frame._flags_of(parser, chosen).values()}
     assert shown >= set(frame.PARAMETER_FLAGS.values())
-
-
-ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "count", "is_main"),
-    [
-        (ADDRESS, 1, True),
-        ({"RANK": "3", "WORLD_SIZE": "1", **ADDRESS}, 1, True),
-        ({"RANK": "3"}, 1, True),
-        ({"RANK": "0", "WORLD_SIZE": "2", **ADDRESS}, 2, True),
-        ({"RANK": "1", "WORLD_SIZE": "2", **ADDRESS}, 2, False),
-    ],
-)
-def test_rank_and_size_of_a_launcher(monkeypatch, variables, count, is_main):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *ADDRESS):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    rank, size, _ = _environment()
-    assert (size, rank == 0) == (count, is_main) == (process_count(), is_main_process())
 
 
 # --- The command line stays as it is: people's scripts call it

@@ -18,16 +18,14 @@ from support.small_models import write_run
 
 import seamseg
 from seamseg.components import resize_map
-from seamseg.config import components, load_config
+from seamseg.config import components
 from seamseg.contrib.deploy.export import ExportReport, export_model
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.inference.options import Tiling
 from seamseg.inference.results import RESULTS
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.custom import resized
-from seamseg.training.logging.images import SampleCollector, SampleRenderer
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.validation.validator import ValidationItem, ValidationResult
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -175,21 +173,6 @@ def test_resized_maps():
     ids = 2**31 - 1 - torch.arange(6, dtype=torch.int32).reshape(1, 1, 2, 3)
     exact = resized(ids, (4, 6), MapFormat(resize="nearest"))
     assert torch.equal(exact, ids.repeat_interleave(2, 2).repeat_interleave(2, 3)), "float32 would round them"
-
-
-def test_tensorboard_has_an_image_of_each_map(predictor, micro_config, photo):
-    rgb = np.array(Image.open(photo))
-    (prediction,) = predictor.raw([rgb])
-    renderer = SampleRenderer(predictor.metadata, load_config(micro_config))
-    item = ValidationItem("a", rgb, torch.zeros((1, *SIZE), dtype=torch.int64), [0], [0])
-    collector = SampleCollector()
-    collector(ValidationResult(item, prediction, None))
-    images = dict(renderer.validation(predictor.network.net, collector))
-    assert [tag for tag in images if "_map_" in tag] == [f"val/0_map_{name}" for name in NAMES]
-    shown = images["val/0_map_edge"]
-    assert np.abs(shown[..., 0] - prediction.maps["edge"] * 255).max() <= 1
-    assert np.array_equal(images["val/0_map_vector"].min((0, 1)), [0, 0, 0])
-    assert np.array_equal(images["val/0_map_vector"].max((0, 1)), [255, 255, 0])
 
 
 SUMMED = 'int(outputs["vector"].sum()); return {"vector": out'

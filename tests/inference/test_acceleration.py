@@ -16,7 +16,6 @@ from support.small_models import semantic_net
 from torch._dynamo.utils import counters
 from torch.utils import _pytree
 
-from seamseg.inference import acceleration
 from seamseg.inference.acceleration import (
     CompiledDense,
     CudaGraphCache,
@@ -219,62 +218,6 @@ def test_graphs_are_recorded_at_the_second_use():
     assert len(graphs) == 1
     graphs.clear()
     assert len(graphs) == 0
-
-
-def fake_cuda(monkeypatch):
-    """Mocks, by name, of the calls of `torch.cuda` that a capture makes, on a machine without a GPU."""
-    names = ("Stream", "Event", "CUDAGraph", "graph", "device", "stream", "current_stream")
-    fakes = {name: mock.MagicMock() for name in names}
-    fakes["Stream"].side_effect = lambda device: mock.Mock(device=torch.device(device))
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    return fakes
-
-
-def test_each_device_captures_on_its_own_stream(monkeypatch):
-    """Also where another device has captured before, and one stream for all graphs that share a pool."""
-    cuda, widths = fake_cuda(monkeypatch), []
-
-    def run(x):
-        widths.append(x.shape[-1])
-        return square(x)
-
-    devices = ["cpu", "cpu", "meta", "meta"]  # in the place of two GPUs
-    for device in devices[::2]:
-        graphs = CudaGraphCache(run)
-        for width in (4, 4, 5, 5):
-            graphs(torch.ones(1, 3, 2, width, device=device))
-        assert len(graphs) == 2
-    captures = [call.kwargs for call in cuda["graph"].call_args_list]
-    streams = [options["stream"] for options in captures]
-    assert [str(stream.device) for stream in streams] == devices
-    assert streams[0] is streams[1]
-    assert streams[2] is streams[3]
-    assert [options["pool"] is None for options in captures] == [True, False] * 2
-    assert {options["capture_error_mode"] for options in captures} == {"thread_local"}
-    # the warm-up is on it, too
-    assert [call.args[0] for call in cuda["stream"].call_args_list] == streams
-    assert [str(call.args[0]) for call in cuda["device"].call_args_list] == devices
-    assert widths == [*[4] * (2 + acceleration.WARM_UP), *[5] * (2 + acceleration.WARM_UP)] * 2
-    assert cuda["CUDAGraph"].return_value.replay.call_count == 4
-    # without a graph there is no memory to share
-    graphs.clear()
-    graphs(x := torch.ones(1, 3, 2, 6)), graphs(x)
-    assert cuda["graph"].call_args.kwargs["pool"] is None
-
-
-def test_graphs_are_used_inside_and_outside_of_inference_mode():
-    graphs = CudaGraphCache(square, CopyingGraph)
-    with torch.inference_mode():
-        inside = torch.full((1, 3, 2, 4), 2.0)
-        graphs(inside), graphs(inside)
-    # an inference tensor, and normal ones
-    for x in (inside, torch.full((1, 3, 2, 4), 3.0), torch.full((1, 3, 2, 4), 3.0)):
-        assert torch.equal(graphs(x).levels[0], x * x)
-    assert len(graphs) == 2
-    with torch.inference_mode():
-        x = torch.full((1, 3, 2, 4), 5.0)
-        assert torch.equal(graphs(x).levels[0], x * x)
 
 
 def test_padding_to_a_multiple():

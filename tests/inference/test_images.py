@@ -13,7 +13,7 @@ import seamseg
 from seamseg.config import default_config
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
-from seamseg.inference.images import as_image, equal_size_batches, prepare_image
+from seamseg.inference.images import as_image, equal_size_batches
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.results.panoptic import Panoptic
 from seamseg.utils.errors import InputError
@@ -135,21 +135,6 @@ def test_sizes():
     preview = InferenceOptions(preview=True)
     assert preview.input_size(config(64, 1000)) == InputSize(32, 500)
     assert preview.thresholds(config()).min_stuff_area == config().general.min_stuff_area // 4
-
-
-@pytest.mark.parametrize(
-    ("size", "shared"),
-    [(InputSize(), True), (InputSize(20), True), (InputSize(10), False), (InputSize(30, crop=(20, 30)), False)],
-)
-def test_an_image_of_the_size_of_the_input_is_copied_once(size, shared):
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    image = prepare_image(pixels, size, keep_rgb=True)
-    assert image.size == (20, 30)
-    assert prepare_image(pixels, size).rgb is None
-    assert (image.rgb is image.pixels) == shared
-    assert np.array_equal(image.rgb, pixels)
-    assert image.nbytes == image.pixels.nbytes + (0 if shared else pixels.nbytes)
-    assert not np.shares_memory(image.pixels, pixels)
 
 
 def test_batches_have_one_size_and_contain_all_items():

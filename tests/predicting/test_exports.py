@@ -67,26 +67,6 @@ def exported(tmp_path_factory, micro_config):
     return data, root / "pred", root / "gt", scores
 
 
-def test_the_files_of_each_format(exported):
-    _, pred, _, _ = exported
-    frame = "bonn_000001_000019"
-    for name in (
-        f"panoptic/bonn/{frame}_leftImg8bit.png",
-        *(f"cityscapes/{part}" for part in (f"pixel/{frame}.png", f"panoptic/{frame}.png", f"instance/{frame}.txt")),
-        *(f"vistas/{part}/{frame}_leftImg8bit.png" for part in ("labels", "instances", "panoptic")),
-        f"vistas/instances/{frame}_leftImg8bit.txt",
-    ):
-        assert (pred / name).is_file(), name
-    city = json.loads((pred / "cityscapes" / "panoptic.json").read_text())
-    assert [a["image_id"] for a in city["annotations"]] == [f"bonn_{k:06d}_000019" for k in range(3)]
-    assert [c["id"] for c in city["categories"]] == [7, 23, 24, 26]
-    vistas = json.loads((pred / "vistas" / "panoptic.json").read_text())
-    assert [c["id"] for c in vistas["categories"]] == [8, 24, 25, 27]
-    with Image.open(pred / "vistas" / "instances" / f"{frame}_leftImg8bit.png") as picture:
-        assert picture.mode in ("I;16", "I")  # by the version of Pillow
-        assert picture.size == (70, 81)
-
-
 def test_panoptic_scores_from_files(exported, tmp_path):
     _, pred, gt, scores = exported
     truth = gt / "coco" / "panoptic_val.json"

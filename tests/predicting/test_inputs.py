@@ -166,19 +166,6 @@ def test_a_damaged_frame_is_one_of_the_frames(tmp_path):
         assert abs(np.asarray(items[k].open()).mean() - 20 * k - 20) < 4
 
 
-def test_damage_at_the_end_of_a_video_loses_no_other_frame(video):
-    av, path = pytest.importorskip("av"), video
-    with av.open(str(path)) as container:
-        packet = [packet for packet in container.demux() if packet.size][-1]
-        start, end = packet.pos, packet.pos + packet.size
-    data = path.read_bytes()
-    path.write_bytes(data[:start] + bytes(end - start) + data[end:])
-    items = list(Video(str(path), "drive", "drive.mp4").items())
-    assert [isinstance(item, VideoFrame) for item in items].count(True) == 9
-    (problem,) = (item.problem for item in items if not isinstance(item, VideoFrame))
-    assert problem.startswith("cannot be decoded")
-
-
 @pytest.mark.parametrize("name", ["drive.avi", "drive.mp4"])
 def test_a_video_that_lacks_its_end(tmp_path, name):
     av = pytest.importorskip("av")

@@ -4,9 +4,7 @@ import csv
 import json
 import shutil
 from collections import Counter
-from functools import partial
 from io import BytesIO
-from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -15,9 +13,7 @@ from PIL import Image
 from pycocotools import mask as coco_masks
 
 import seamseg
-from seamseg.data.input_size import InputSize
 from seamseg.inference.network import TorchNetwork
-from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
 from seamseg.predicting.settings import PredictSettings
@@ -123,18 +119,6 @@ def test_json_and_csv(micro_run, micro, tmp_path, seamseg_main):
     assert found > 0
 
 
-def test_files_of_several_frames_are_counted(micro_run, tmp_path, seamseg_main, capsys):
-    frames = [Image.new("RGB", (48, 32), (90, 60 * k, 220)) for k in range(3)]
-    for name in ("a.gif", "b.tif"):
-        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
-    frames[0].save(tmp_path / "c.png")
-    images = [tmp_path / name for name in ("a.gif", "b.tif", "c.png")]
-    assert seamseg_main("predict", micro_run, *images, tmp_path / "out", "--format", "raw", "--device", "cpu") == 0
-    found = capsys.readouterr().err
-    assert "3 images in" in found
-    assert "2 files with several frames or pages: only the first was used" in found
-
-
 @pytest.fixture
 def drive(tmp_path):
     """A video of five frames of odd sides, 10 in a second, of a colour that differs between the standards."""
@@ -229,31 +213,6 @@ def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkey
     assert (max(sizes), sum(sizes)) == (largest, 7)
 
 
-def test_the_writers_wait_for_a_gpu(micro_run, micro, tmp_path, seamseg_main, monkeypatch):
-    """The network gets all batches before a result is there."""
-    start, waits, begun = Predictor.start, [], []
-    started = Event()
-
-    def later(predictor, images):
-        begun.append(len(images))
-        if sum(begun) == 7:
-            started.set()
-
-        def wait(arrays):
-            assert started.wait(60)
-            waits.append(current_thread().name)
-            return arrays()
-
-        return [partial(wait, arrays) for arrays in start(predictor, images)]
-
-    monkeypatch.setattr(TorchNetwork, "images_at_a_time", 1)
-    monkeypatch.setattr(Predictor, "start", later)
-    words = ("--format", "coco", "--batch-size", "2")
-    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "out", *words) == 0
-    assert len(waits) == 7
-    assert all(name.startswith("seamseg-writer") for name in waits)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -301,29 +260,6 @@ def small(micro_run, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
     yield seamseg.load(micro_run, device="cpu")
     restore(threads)
-
-
-def test_a_cpu_computes_several_small_photos_at_a_time(small, monkeypatch):
-    set_to = []
-    monkeypatch.setattr("torch.set_num_threads", set_to.append)
-    with small.images_at_a_time() as (threads, begin):
-        assert threads == 3
-        begin()
-    assert set_to == [1, 3]
-    small.input_size = InputSize(257)
-    with small.images_at_a_time() as (threads, begin):
-        assert threads == 1
-        begin()
-    small.input_size = InputSize(256)
-    # of others, and on a GPU
-    small.network.net.extra = type("Mine", (torch.nn.Module,), {"__module__": "mine"})()
-    with small.images_at_a_time() as (threads, _):
-        assert threads == 1
-    del small.network.net.extra
-    small.network.on_gpu = True
-    with small.images_at_a_time() as (threads, _):
-        assert threads == 1
-    assert set_to == [1, 3]
 
 
 def test_several_photos_at_a_time_give_the_same_files_and_scores(small, micro_run, micro, tmp_path, seamseg_main):

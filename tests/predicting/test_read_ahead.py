@@ -10,7 +10,6 @@ from seamseg.data.input_size import InputSize
 from seamseg.maps.images import open_image
 from seamseg.predicting import job
 from seamseg.predicting.job import ImageReader
-from seamseg.predicting.settings import PredictSettings
 from seamseg.predicting.source import Source, find_sources
 from seamseg.utils import limits
 from seamseg.utils.errors import SeamsegError
@@ -86,27 +85,3 @@ def test_background_raises_errors_again(error, message):
     background.submit(fail)
     with pytest.raises(SeamsegError, match=message):
         background.finish()
-
-
-@pytest.mark.usefixtures("narrow")
-def test_the_first_image_is_decoded_while_the_model_is_opened(tmp_path, micro_run, monkeypatch, seamseg_main, capsys):
-    Image.new("RGB", (48, 32)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(b"no image")
-    decoded, load = threading.Event(), PredictSettings.load
-
-    def open_(path):
-        decoded.set()
-        return open_image(path)
-
-    def waiting(*arguments):
-        assert decoded.wait(60)
-        decoded.clear()
-        return load(*arguments)
-
-    monkeypatch.setattr("seamseg.predicting.source.open_image", open_)
-    monkeypatch.setattr(PredictSettings, "load", waiting)
-    for name, code in (("a", 0), ("b", 1)):
-        words = (tmp_path / f"{name}.png", tmp_path / f"out_{name}", "--device", "cpu", "--workers", "0")
-        assert seamseg_main("predict", micro_run, *words) == code
-        assert not decoded.is_set()  # once
-    assert "skipped" in capsys.readouterr().err

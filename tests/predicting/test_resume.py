@@ -114,21 +114,3 @@ def test_the_manifest_has_the_actual_precision(micro_run, photos, tmp_path, seam
     monkeypatch.setattr(fused, "bf16_is_fast", lambda *_: True)
     assert seamseg_main(*words, "--precision", "auto") == 2
     assert "precision float32 (now bfloat16)" in capsys.readouterr().err
-
-
-def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
-    words = ("predict", micro_run, photos, tmp_path / "out", *CPU, "--quiet")
-    assert seamseg_main(*words, "--format", "coco,overlay", "--min-area", "0") == 0
-    head, first, *_ = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
-    assert len(head["sha256"]) == 64
-    assert head["settings"]["format"] == "coco,overlay"
-    assert first["source"] == str(photos / "a.png")
-    assert first["relative"] == "a.png"
-    assert first["status"] == "ok"
-    assert (first["height"], first["width"]) == (32, 48)
-    assert first["seconds"] > 0
-    assert first["outputs"] == ["panoptic/a.png", "a.jpg"]
-    assert all((tmp_path / "out" / output).is_file() for output in first["outputs"])
-    entry = first["records"][0]["annotation"]
-    assert sum(first["segments"].values()) == len(entry["segments_info"]) > 0
-    assert first["records"][1] is None

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_masks
 from support.micro import narrow_body
-from support.small_models import SEMANTIC
 from support.small_models import SEMANTIC_CLASSES as CLASSES
 
 import seamseg
@@ -43,15 +42,6 @@ def test_formats(semantic_model, photos, seamseg_main):
         assert np.array_equal(coco_masks.decode(segment["segmentation"]), result.classes == segment["category_id"])
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert {"sky", "road", "human--person"} >= set(lines[1]["segments"])
-
-
-def test_a_configuration_that_names_no_kind(semantic_model, photos, seamseg_main):
-    """Its kind is that of the model's modules, also where the command looks at it first."""
-    config = photos / "model.ini"
-    config.write_text(SEMANTIC.replace("kind = semantic\n", ""))
-    words = ("predict", semantic_model, photos / "a.jpg", photos / "out", "--device", "cpu", "--config", config)
-    with narrow_body():
-        assert seamseg_main(*words, "--set", "sem.pooling_size=(4, 6)") == 0
 
 
 def test_greyscale(semantic_model, photos, seamseg_main):

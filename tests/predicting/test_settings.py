@@ -108,22 +108,6 @@ def test_conflicts(options: dict, message: str) -> None:
         settings_of("model", **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "map_only"),
-    [
-        ({}, True),
-        ({"formats": "overlay,coco,json"}, True),
-        ({"formats": "coco,vistas"}, False),
-        ({"formats": "cityscapes"}, False),
-        ({"formats": "raw"}, False),
-        ({"formats": "coco", "hide": "car"}, False),
-    ],
-)
-@pytest.mark.usefixtures("narrow")
-def test_formats_decide_whether_only_maps_are_made(options: dict, map_only: bool, micro_run: Path) -> None:
-    assert settings_of(micro_run, **options).load("cpu").map_only == map_only
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tta": "flip"}, {"tiles": 128, "tile_overlap": 32, "shortest_size": 160}])
 @pytest.mark.usefixtures("narrow")

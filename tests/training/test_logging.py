@@ -2,21 +2,14 @@
 
 import json
 import re
-from unittest.mock import Mock
 
 import pytest
-import torch
 from PIL import Image
 from support.interruptions import spoiled_image
 from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
-from seamseg.config import load_config
 from seamseg.maps.metrics_file import MetricsFile, read_metrics
-from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
-from seamseg.training.losses import LossMeans
-from seamseg.training.options import TrainerOptions
-from seamseg.utils.distributed import World
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -92,23 +85,6 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, seamseg_main, capsys):
     assert found
     assert "\n" not in error
     assert found[1] in (tmp_path / "training.log").read_text()
-
-
-def test_the_line_of_a_step(micro_config):
-    overrides = ("scheduler.epochs=10", "general.log_interval=5")
-    options, log, lines = TrainerOptions.from_config(load_config(micro_config, overrides=overrides)), Mock(), []
-    log.info = lines.append
-    reporter = Reporter(options, Mock(), World(), log, Mock())
-    for index in range(5):
-        position = StepPosition(5, index, 10, 51 + index)
-        reporter.add(0.5, 2.0, 2)
-        assert reporter.is_due(position) == (index == 4)
-    reporter.report(position, LossMeans({"obj_loss": 1.0, "loss": 1.0}, {"grad_norm": 3.0}, 0))
-    # 5 steps of this epoch and 40 of the others
-    assert lines[-1] == (
-        "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
-        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 left"
-    )
 
 
 # --- metrics.jsonl: complete lines, no step twice after a resume, reading after a kill

@@ -164,18 +164,6 @@ def test_scores_are_the_same_in_one_and_two_processes(folder):
     assert [json.loads((folder / f"seen2.{rank}.json").read_text()) for rank in range(2)] == [of_eye] * 2
 
 
-def test_torch_warns_of_nothing_and_only_the_first_process_writes(folder):
-    for rank in range(2):
-        said = (folder / f"mixed.{rank}.err").read_text()
-        assert "[W" not in said
-        assert "warning" not in said.lower()
-        assert ("epoch 1/2" in said) == (rank == 0)
-    names = " ".join(sorted(p.name.partition(".tfevents")[0] for p in (folder / "mixed").iterdir()))
-    models = "model_best.pth.tar model_last.pth.tar"
-    assert names == f"config.ini events.out metadata.bin metrics.jsonl {models} snapshots training.log validation"
-    assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
-
-
 def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
     first, second = ((folder / f"poisoned.{rank}.txt").read_text() for rank in range(2))
     assert re.fullmatch(r"training stopped at step \d+: .*sem_loss = nan.* \(process \d, images train4\); .*", first)

@@ -76,19 +76,6 @@ def test_overrides() -> None:
     assert config.training.seed == 7
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("network.clases=3", "unknown key: write section.key=value; did you mean 'network.classes'"),
-        ("network.classes", "write section.key=value"),
-        ("network.dilation=x", "expected a number or a list"),
-    ],
-)
-def test_wrong_overrides(override: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse_classifier_config({}, overrides=[override])
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text('{"network":\n {"arch": }}')

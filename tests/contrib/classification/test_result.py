@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.onnx_scenes import CLASSES
 
 from seamseg.contrib.classification.result import Classification
@@ -38,26 +37,6 @@ def test_the_best_classes():
     assert found.to_coco("a")[0]["image_id"] == "a"
     assert found.entries()[0] == (2, {"category_id": 2, "class": first, "score": 0.625})
     assert repr(found).startswith(f"Classification(80 x 60: {first} 62%, ")
-
-
-def test_equality():
-    found = Classification(SHARES, (60, 80), metadata=CLASSES)
-    assert found == Classification(SHARES.copy(), (60, 80), metadata=CLASSES)
-    for shares, size in ((SHARES, (60, 81)), (SHARES[::-1], (60, 80))):
-        other = Classification(shares, size, metadata=CLASSES)
-        assert found != other
-        assert other != found
-    assert found != "car"
-
-
-def test_names_are_written_in_proportion_to_the_image():
-    found = Classification(SHARES, (60, 80), metadata=CLASSES)
-    heights = []
-    for side in (100, 240, 264, 480):
-        drawn = np.asarray(found.draw(Image.new("RGB", (side, side), (9, 9, 200))))
-        heights.append(np.ptp(np.nonzero((drawn != (9, 9, 200)).any(-1))[0]) + 1)
-    assert heights[0] == heights[1] < heights[2], "at least 10 pixels, then a 24th of the shorter side"
-    assert 1.5 * heights[1] < heights[3] < 2 * heights[1]
 
 
 def test_fiftyone(monkeypatch):

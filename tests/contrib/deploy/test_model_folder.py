@@ -345,16 +345,6 @@ def write_scores(path, content):
     return path
 
 
-def test_what_is_uploaded_is_what_is_loaded(fake_hub, run):
-    uri = push(run, licence="cc-by-4.0", private=True)
-    repo = fake_hub.repos[NAME]
-    assert repo.private
-    assert uri == f"hf://{NAME}@{repo.revisions['main']}"
-    assert set(repo.commits[repo.revisions["main"]]) == {*FILES, "README.md", ".gitattributes"}
-    assert len(repo.commits) == 2, "the files come in one commit"
-    assert (open_model(uri).metadata, open_model(uri).licence) == (CLASSES, "cc-by-4.0")
-
-
 def test_uploads_that_are_refused(fake_hub, run, tmp_path, monkeypatch):
     """A licence that the hub does not know, a public repository for a private model, no permission, no network."""
     for name in ("street", "a/b/c", "hf://a/b"):

@@ -6,7 +6,7 @@ from support.exported import DETECTORS, MEAN, STD, assert_same, classifier, dete
 from support.onnx_scenes import OUTPUTS
 from support.small_models import semantic_net
 
-from seamseg.contrib.deploy.network import _grouped_nms, dynamic_shapes, export_net, trace
+from seamseg.contrib.deploy.network import export_net, trace
 from seamseg.inference.results import RESULTS
 from seamseg.models.folding import for_inference
 from seamseg.ops import fused
@@ -107,30 +107,6 @@ def test_a_traced_network_with_winograd_convolutions(monkeypatch):
     assert not calls
     assert_same(found, run(net, *inputs))
     assert calls
-
-
-def test_free_dimensions():
-    shapes = dynamic_shapes(exported_net("classification"), 32, (33, 100))
-    sides = {axis: (dim.min, dim.max) for axis, dim in shapes["image"].items()}
-    assert sides == {0: (0, 1024), 2: (64, 96), 3: (64, 96)}
-    assert list(dynamic_shapes(exported_net("semantic"), 32, (256, 4096))["image"]) == [2, 3]
-    assert dynamic_shapes(exported_net("semantic"), 1, None) is None
-
-
-def test_suppression_within_groups():
-    """Boxes of score -inf do not take part; what is missing at the end is -1."""
-    box, other = [0.0, 0, 4, 4], [8.0, 8, 9, 9]
-    boxes = torch.tensor([[box, box, other], [box, other, other]])
-    scores = torch.tensor([[0.5, 0.9, -torch.inf], [0.7, 0.6, 0.8]])
-    for most, wanted in ((8, [1, 5, 3, -1, -1, -1, -1, -1]), (2, [1, 5])):
-        kept, count = _grouped_nms(boxes, scores, 0.5, most)
-        assert (kept.tolist(), int(count)) == (wanted, 3)
-
-
-def test_best_scores_of_standard_operators():
-    net = exported_net("detection", standard_ops=True)
-    for count, wanted in ((2, [2, 0]), (3, [2, 0, 1]), (0, [2, 0, 1]), (9, [2, 0, 1])):
-        assert net._best(torch.tensor([2.0, 1, 3]), count).tolist() == wanted
 
 
 def test_probabilities_are_rounded_down():

@@ -8,12 +8,10 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
-from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from PIL import Image
 from support.exported import read_package_metadata
 from support.onnx_scenes import (
@@ -35,11 +33,7 @@ from seamseg.contrib.classification.config import InputConfig
 from seamseg.contrib.classification.data import ClassFolders
 from seamseg.contrib.classification.data import test_transform as transform_of
 from seamseg.contrib.exported.package import (
-    ONEDNN_BF16,
     PackageSession,
-    _check,
-    cpu_features,
-    missing_features,
     requirements,
 )
 from seamseg.contrib.foreign.queries import prediction_of_queries
@@ -331,38 +325,3 @@ def test_damaged_files(tmp_path):
     ):
         path.write_bytes(content)
         assert reason in refusal(path)
-
-
-def test_instruction_sets(monkeypatch, tmp_path):
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
-    for needed in ("DEFAULT", "AVX2"):
-        _check(tmp_path, replace(METADATA, extra={**METADATA.extra, "cpu": needed}), "cpu", "cpu")
-    with pytest.raises(InputError, match="compiled for CPUs with AVX512, this one has AVX2"):
-        _check(tmp_path, replace(METADATA, extra={**METADATA.extra, "cpu": "AVX512"}), "cpu", "cpu")
-    known = {"fma3": True, "avx512_vnni": True, "amx_tile": True, "avx512_bf16": False, "l2_cache_size": 1}
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
-    monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: False)
-    assert cpu_features() == {"fma3", "avx512_vnni", "amx_tile"}
-    # by their names in torch, and in flags of compilers
-    needed = ["fma", "avx512vnni", "avx512_vnni", "amx-tile", "avx512bf16", "l2-cache-size", ONEDNN_BF16]
-    assert missing_features(needed) == ["avx512bf16", "l2-cache-size", ONEDNN_BF16]
-    monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: True)
-    assert missing_features([ONEDNN_BF16]) == []
-
-
-# without a number of processes the rank is left over in a shell
-@pytest.mark.parametrize(("device", "processes", "index"), [("auto", "2", 1), ("cuda:0", "2", 0), ("auto", "", 0)])
-def test_each_process_uses_its_own_gpu(monkeypatch, tmp_path, device, processes, index):
-    monkeypatch.setenv("WORLD_SIZE", processes)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    if not processes:
-        monkeypatch.delenv("WORLD_SIZE")
-    load = Mock()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
-    assert PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"), device).device == f"cuda:{index}"
-    assert load.call_args.args[-1] == index
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="needs a GPU"):
-        PackageSession(tmp_path / "a.pt2", "auto")

@@ -137,25 +137,6 @@ def test_every_person_is_hidden():
     assert np.array_equal(~shown, hidden)
 
 
-def test_the_ranking_of_average_precision():
-    """By class probability x mean probability of the pixels of the mask; other outputs are as before."""
-    classes, masks = outputs(2, 30)
-    found = predict(classes, masks, (48, 80), (48, 80))
-    ranked = ranked_by_masks(found)
-    upsampled = functional.interpolate(torch.from_numpy(masks)[None], (48, 80), mode="bilinear")[0]
-    means = [mask.sigmoid()[mask >= 0].mean() for mask in upsampled]
-    probabilities = torch.from_numpy(classes).softmax(1)
-    pairs = {f"{p:.5f}": float(p * means[q]) for q, row in enumerate(probabilities) for p in row[:-1]}
-    assert len(ranked.scores) > 10
-    wanted = [pairs[f"{score:.5f}"] for score in found.scores]
-    assert ranked.scores.dtype == np.float32
-    # the mask is sampled within its box
-    np.testing.assert_allclose(ranked.scores, wanted, atol=0.02)
-    assert (ranked.scores < found.scores).all()
-    assert np.array_equal(ranked.boxes, found.boxes)
-    assert ranked_by_masks(predict(classes, -np.abs(masks) - 1, (48, 80), (48, 80))).scores.shape == (0,)
-
-
 def test_no_and_damaged_outputs():
     for count in (0, 3):
         classes, masks = outputs(0, count)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -245,31 +244,6 @@ def occupy(network, batcher):
     return future
 
 
-@pytest.mark.parametrize(("batch_size", "at_a_time"), [(None, 3), (2, 3), (1, 1)])
-def test_each_core_computes_small_photos_unless_the_batch_size_is_1(
-    network, open_batcher, monkeypatch, batch_size, at_a_time
-):
-    begun, ended = [], []
-
-    @contextmanager
-    def three(predictor):
-        yield 3, lambda: begun.append(threading.current_thread())
-        ended.append(True)
-
-    monkeypatch.setattr("seamseg.inference.predictor.Predictor.images_at_a_time", three)
-    batcher = open_batcher(batch_size)
-    futures = [occupy(network, batcher) for _ in range(at_a_time)]
-    futures += [batcher.submit(photo(k)) for k in range(4)]
-    assert not network.started.acquire(timeout=0.05), "all are busy"
-    assert batcher.alive
-    network.gate.set()
-    batcher.close()
-    assert all(future.done() for future in futures)
-    assert max(map(len, network.batches)) == (batch_size or 1)
-    assert (len(begun), ended) == ((3, [True]) if at_a_time == 3 else (0, []))
-    assert not any(thread.is_alive() for thread in begun)
-
-
 def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, open_batcher):
     batcher = open_batcher(3)
     occupy(network, batcher)
@@ -397,10 +371,3 @@ def test_wrong_options(words: list[str], message: str, model: Path, capsys: pyte
     err = capsys.readouterr().err
     assert err.startswith(f"seamseg serve: {message}")
     assert err.count("\n") == 1
-
-
-def test_libraries_are_needed_from_the_start(model, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "python_multipart", None)
-    assert main(["serve", str(model), "--port", "70000"]) == 2
-    said = "seamseg serve: needs python_multipart, which is not installed; pip install 'seamseg[serve]'\n"
-    assert capsys.readouterr().err == said
