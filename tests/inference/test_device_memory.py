@@ -16,7 +16,6 @@ from support.tile_scenes import STUFF, SceneNet, scene
 from inference.test_acceleration import as_on_a_gpu, image, network, predictor
 from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
-from seamseg.inference.acceleration import CudaGraphCache
 from seamseg.inference.options import Augmentation, Thresholds, Tiling
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.metadata import Metadata
@@ -70,17 +69,6 @@ def test_objects_in_tiles(rgb, kind, tiles, room):
         y0, x0, y1, x1 = SMALL
         assert small.mask[y0:y1, x0:x1].mean() > 0.9
         assert small.mask.sum() == small.mask[y0:y1, x0:x1].sum()
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (20000, 2), (33, 77)])
-@pytest.mark.parametrize("tiles", ["auto", 128])
-def test_extreme_sizes(size, tiles):
-    rgb = scene(size, [], np.random.default_rng(0))
-    result = seer().predict(rgb, tiles)
-    assert result.size == size
-    assert (result.id_map > 0).all()
-    result = seer(ObjectNet("instance_seg")).predict(rgb, tiles)
-    assert (result.size, len(result), result.draw().size) == (size, 0, size[::-1])
 
 
 def test_out_of_memory_is_reported_once(rgb, capsys):
@@ -169,18 +157,6 @@ def test_out_of_memory_leads_to_tiles(capsys):
     for tiles in ("auto", "off", 128):
         with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
             seer(SceneNet(room=100, error=OTHERS[1])).predict(rgb, tiles)
-
-
-def test_out_of_memory_while_recording():
-    def fail(function, x):
-        raise LACKING[0]
-
-    graphs = CudaGraphCache(torch.square, fail)
-    assert [graphs(torch.full((1, 2), 3.0)).tolist() for _ in range(3)] == [[[9, 9]]] * 3
-    broken = CudaGraphCache(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
-    assert torch.equal(broken(torch.ones(2)), torch.ones(2))
-    with pytest.raises(RuntimeError, match="EXECUTION"):
-        broken(torch.ones(2))
 
 
 def test_graphs_are_dropped_first(capsys):

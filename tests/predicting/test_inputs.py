@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seamseg.data.input_size import InputSize
 from seamseg.inference.images import as_image
 from seamseg.predicting import source
 from seamseg.predicting.folder import OutputFolder
-from seamseg.predicting.job import ImageReader
-from seamseg.predicting.source import Source, Video, VideoFrame, file_stamp, find_sources
+from seamseg.predicting.source import Source, Video, VideoFrame, find_sources
 from seamseg.utils.errors import InputError, UnreadableImage
 
 
@@ -132,23 +130,6 @@ def test_frames_of_a_video(video):
     for k, (_, pixels) in enumerate(frames):
         assert pixels.shape == (48, 64, 3)
         assert abs(pixels.mean() - 20 * k - 20) < 4
-
-
-def test_the_frames_that_a_container_states(video, tmp_path):
-    """A frame of an earlier run is not to be read, unless the video has changed; Matroska states no number."""
-    (tmp_path / "photo.png").write_bytes(png())
-    write_video(pytest.importorskip("av"), tmp_path / "drive.mkv")
-    (tmp_path / "text.mp4").write_text("no video at all")
-    for inputs, limit, done, total in (
-        ([video], None, {}, 10),
-        ([video, tmp_path / "photo.png"], 4, {}, 5),
-        ([video], None, {"drive/frame_000000": ("drive.mp4/frame_000000", file_stamp(video)), "a": ("a", "b")}, 9),
-        ([video], None, {"drive/frame_000000": ("drive.mp4/frame_000000", "changed")}, 10),
-        ([video, tmp_path / "drive.mkv"], None, {}, None),
-        ([tmp_path / "text.mp4"], None, {}, None),
-    ):
-        assert ImageReader(find_sources(inputs, limit=limit), InputSize(), False, done).total() == total
-    assert ImageReader(find_sources(video), InputSize(), False, {}, 0, 2).total() is None
 
 
 def test_a_damaged_frame_is_one_of_the_frames(tmp_path):

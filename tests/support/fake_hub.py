@@ -1,8 +1,7 @@
-"""The HTTP interface of the Hugging Face Hub, as far as huggingface_hub uses it for models, in a thread of the test."""
+"""The Hugging Face Hub: downloads by its HTTP interface, in a thread of the test, and uploads by calls."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -11,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 TOKEN = "hf_test"
-LICENCES = ("mit", "cc-by-4.0", "cc-by-nc-sa-4.0", "other")
 
 
 @dataclass
@@ -52,6 +51,12 @@ class FakeHub:
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
         return self.repos.setdefault(name, Repo()).commit(files)
 
+    def upload(self, repo_id: str, folder_path: Path, commit_message: str) -> Any:
+        return SimpleNamespace(oid=self.publish(repo_id, folder_path))
+
+    def create(self, name: str, private: bool | None, exist_ok: bool) -> None:
+        self.repos.setdefault(name, Repo(bool(private)))
+
     def fetched(self) -> set[str]:
         return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /.+/resolve/", line)}
 
@@ -78,14 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        verb = "GET" if self.command == "HEAD" else self.command
         try:
             if self.hub.failure:
                 raise _Refusal(self.hub.failure, "", "the hub is being repaired")
-            for of_verb, pattern, answer in _ROUTES:
-                if verb == of_verb and (match := re.fullmatch(pattern, path)):
-                    content = answer(self, body, *match.groups())
+            for pattern, answer in _ROUTES:
+                if match := re.fullmatch(pattern, path):
+                    content = answer(self, *match.groups())
                     break
             else:
                 raise _Refusal(404, "NotFound", "")
@@ -97,66 +100,33 @@ class _Handler(BaseHTTPRequestHandler):
             if content is not None:
                 self.reply(200, json.dumps(content).encode())
 
-    do_GET = do_HEAD = do_POST = answer
-
-    def permitted(self) -> bool:
-        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+    do_GET = do_HEAD = answer
 
     def found(self, name: str, revision: str = "main") -> tuple[Repo, str]:
-        repo = self.hub.repos.get(name)
-        if repo is None or (repo.private and not self.permitted()):
-            raise _Refusal(404 if self.permitted() else 401, "RepoNotFound", "Repository not found")
+        repo, permitted = self.hub.repos.get(name), self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        if repo is None or (repo.private and not permitted):
+            raise _Refusal(404 if permitted else 401, "RepoNotFound", "Repository not found")
         commit = repo.find(revision)
         if commit is None:
             raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return repo, commit
 
-    def info(self, _: bytes, name: str, revision: str | None) -> Any:
+    def info(self, name: str, revision: str | None) -> Any:
         repo, commit = self.found(name, revision or "main")
         names = [{"rfilename": file} for file in repo.commits[commit]]
         return {"id": name, "modelId": name, "sha": commit, "private": repo.private, "siblings": names}
 
-    def tree(self, _: bytes, name: str, revision: str) -> Any:
+    def tree(self, name: str, revision: str) -> Any:
         repo, commit = self.found(name, revision)
         files = repo.commits[commit].items()
         return [{"type": "file", "path": path, "size": len(data), "oid": _oid(data)} for path, data in files]
 
-    def resolve(self, _: bytes, name: str, revision: str, file: str) -> None:
+    def resolve(self, name: str, revision: str, file: str) -> None:
         repo, commit = self.found(name, revision)
         data = repo.commits[commit].get(file)
         if data is None:
             return self.reply(404, b"{}", X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
         return self.reply(200, data, "text/plain", ETag=f'"{_oid(data)}"', X_Repo_Commit=commit)
-
-    def create(self, body: bytes) -> Any:
-        asked = json.loads(body)
-        name = f"{asked['organization']}/{asked['name']}"
-        if not self.permitted():
-            raise _Refusal(401, "", "Invalid username or password.")
-        answer = {"url": f"{self.hub.endpoint}/{name}", "name": name, "id": name}
-        if name in self.hub.repos:
-            return self.reply(409, json.dumps({"error": "exists", **answer}).encode())
-        self.hub.repos[name] = Repo(asked.get("visibility") == "private" or asked.get("private") is True)
-        self.hub.repos[name].commit({".gitattributes": b""})
-        return answer
-
-    def validate(self, body: bytes) -> Any:
-        licence = re.search(r"^license: (.*)$", json.loads(body)["content"], re.MULTILINE)
-        if licence and licence[1] not in LICENCES:
-            errors = [{"message": f'"license" must be one of [{", ".join(LICENCES)}]'}]
-            return self.reply(400, json.dumps({"errors": errors, "warnings": []}).encode())
-        return {"errors": [], "warnings": []}
-
-    def preupload(self, body: bytes, name: str, revision: str) -> Any:
-        self.found(name, revision)
-        paths = [file["path"] for file in json.loads(body)["files"]]
-        return {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]}
-
-    def commit(self, body: bytes, name: str, revision: str) -> Any:
-        repo, _ = self.found(name, revision)
-        sent = [line["value"] for line in map(json.loads, body.splitlines()) if line["key"] == "file"]
-        commit = repo.commit({value["path"]: base64.b64decode(value["content"]) for value in sent}, revision)
-        return {"success": True, "commitOid": commit, "commitUrl": f"{self.hub.endpoint}/{name}/commit/{commit}"}
 
 
 def _oid(data: bytes) -> str:
@@ -164,21 +134,17 @@ def _oid(data: bytes) -> str:
 
 
 _REPO = r"([\w.-]+/[\w.-]+)"
-_ROUTES: list[tuple[str, str, Any]] = [
-    ("GET", rf"/api/models/{_REPO}(?:/revision/(.+))?", _Handler.info),
-    ("GET", rf"/api/models/{_REPO}/tree/([^/]+|refs/pr/\d+)/?", _Handler.tree),
-    ("GET", rf"/{_REPO}/resolve/([^/]+|refs/pr/\d+)/(.+)", _Handler.resolve),
-    ("POST", r"/api/repos/create", _Handler.create),
-    ("POST", r"/api/validate-yaml", _Handler.validate),
-    ("POST", rf"/api/models/{_REPO}/preupload/(.+)", _Handler.preupload),
-    ("POST", rf"/api/models/{_REPO}/commit/(.+)", _Handler.commit),
+_ROUTES: list[tuple[str, Any]] = [
+    (rf"/api/models/{_REPO}(?:/revision/(.+))?", _Handler.info),
+    (rf"/api/models/{_REPO}/tree/([^/]+|refs/pr/\d+)/?", _Handler.tree),
+    (rf"/{_REPO}/resolve/([^/]+|refs/pr/\d+)/(.+)", _Handler.resolve),
 ]
 
 
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """The hub on a free port of this machine, with an empty cache in `tmp_path / "cache"`, without xet."""
-    from huggingface_hub import constants
+    from huggingface_hub import HfApi, constants
 
     hub = FakeHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
@@ -191,6 +157,8 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(HfApi, "create_repo", lambda _, *names, **options: hub.create(*names, **options))
+    monkeypatch.setattr(HfApi, "upload_folder", lambda _, **options: hub.upload(**options))
     yield hub
     server.shutdown()
     server.server_close()

@@ -7,9 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,19 +22,6 @@ PRELOADED = [
     "seamseg.validation.evaluate",
 ]
 """Imported once, by the server from which the processes are forked."""
-
-
-@contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
-    """Write to a file what this process, C++ included, prints to stderr in a `with` block."""
-    before = os.dup(2)
-    with open(path, "wb") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
 
 
 def free_port() -> int:

@@ -5,7 +5,6 @@ import re
 
 import pytest
 from PIL import Image
-from support.interruptions import spoiled_image
 from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -42,13 +41,6 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
 
     events = EventAccumulator(str(micro_run), {"scalars": 0, "images": 0})
     events.Reload()
-    tags = events.Tags()
-    assert {
-        "train/loss", "train/sem_loss", "train/grad_norm", "train/skipped", "lr/norm", "lr/other", "time/data",
-        "time/step", "time/images_per_second", "time/data_share", "time/seconds_left", "memory/rss_peak_gib",
-        "val/PQ", "val_PQ/car", "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
-    } <= set(tags["scalars"])  # fmt: skip
-    assert {"train/targets", "val/0_target_prediction"} <= set(tags["images"])
     with Image.open(micro_run / "validation" / "0_target_prediction.jpg") as image:
         assert image.size == (2 * 96, 64)
     rates = events.Scalars("lr/other")
@@ -74,17 +66,6 @@ def test_steps_between_the_lines_are_shown_on_the_console(micro, micro_config, t
     assert re.fullmatch(rf"epoch 2/2 \[1/2\]  {pace}  0:00:\d\d left", shown[1])
     log = (tmp_path / "training.log").read_text().splitlines()
     assert ["loss" in line for line in log if "epoch " in line and "s/step" in line] == [True, True]
-
-
-def test_a_poisoned_image(micro, micro_config, tmp_path, seamseg_main, capsys):
-    command = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", *CPU)
-    with spoiled_image("train2", float("nan")):
-        assert seamseg_main(*command, "--set", "general.loss_limit=10000") == 1
-    error = capsys.readouterr().err.strip()
-    found = re.search(r"(training stopped at step \d+): (\w+_loss = nan, )+.*loss = nan \(images .*train2", error)
-    assert found
-    assert "\n" not in error
-    assert found[1] in (tmp_path / "training.log").read_text()
 
 
 # --- metrics.jsonl: complete lines, no step twice after a resume, reading after a kill

@@ -123,27 +123,7 @@ def test_adamw_needs_betas_below_one(name):
         build_optimizer(small_net(), options(type="adamw", **{name: 1}))
 
 
-class Lion(torch.optim.Optimizer):
-    """An optimizer of another library (Chen et al. 2023): its state begins with the first step, also in its groups."""
-
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["steps"] = group.get("steps", 0) + 1
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                momentum = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                update = momentum.lerp(p.grad, 1 - group["betas"][0]).sign_()
-                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] / group["steps"])
-                momentum.lerp_(p.grad, 1 - group["betas"][1])
-
-
 OTHERS = (
-    Lion,
     partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
     torch.optim.Adam,
@@ -188,17 +168,13 @@ def test_state_that_begins_with_the_first_step_is_restored(make):
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(state_again["state"][index][key])), key
 
 
-@pytest.mark.parametrize(
-    ("saved", "given", "used"), [("sgd", None, "adamw"), ("adamw", None, "sgd"), ("adamw", "AdamW", "lion")]
-)
-def test_state_of_another_type_of_optimizer_is_refused(saved, given, used):
+@pytest.mark.parametrize(("saved", "used"), [("sgd", "adamw"), ("adamw", "sgd")])
+def test_state_of_another_type_of_optimizer_is_refused(saved, used):
     state = trained(options(type=saved))[1].state_dict()
-    fresh = build_optimizer(trained(options())[0], options(type="adamw" if used == "adamw" else "sgd"))
-    if used == "lion":
-        fresh = Lion([{"params": group["params"]} for group in fresh.param_groups])
+    fresh = build_optimizer(trained(options())[0], options(type=used))
     message = rf"old\.tar: its optimizer is {saved}, this training uses {used}; change optimizer\.type"
     with pytest.raises(InputError, match=message):
-        load_optimizer_state(fresh, state, "old.tar", given)
+        load_optimizer_state(fresh, state, "old.tar")
 
 
 def test_damaged_state_is_refused():
@@ -266,12 +242,6 @@ burn_in_steps = 200
             """scheduler.params='{"gamma": 0.1, "milestones": [288000, 352000]}'""",
         ),
         ("accumulate = 2", "epoch", 4, "set optimizer.accumulate=4, or by the linear rule optimizer.step_images=4 "),
-        (
-            "step_images = 4\nlr = 0.1",
-            "epoch",
-            6,
-            "set by the linear rule optimizer.step_images=6 optimizer.lr=0.15 scheduler.burn_in_steps=133",
-        ),
         ("step_images = 1", "epoch", 500, "optimizer.lr=5 scheduler.burn_in_steps=1"),
         ("", "batch", 16, "for 8, the rate would not drop in its epochs, which are 130: set by the linear rule"),
         ("", "batch", 8, None),

@@ -15,7 +15,7 @@ import torch
 from support.interruptions import spoiled_image
 from support.micro import TENSORBOARD, make_dataset, narrow_body, write_config
 from support.predictors import RedCars
-from support.processes import launch, stderr_to
+from support.processes import launch
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
@@ -72,8 +72,7 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Cal
         run = TrainingOptions(
             folder / config, folder / data, folder / name, overrides=overrides, device="cpu", **options
         )
-        with stderr_to(folder / f"{name}.{rank}.err"):
-            done = run_training(run)
+        done = run_training(run)
         (folder / f"{name}.{rank}.json").write_text(json.dumps(done.validation.to_json()))
         (folder / f"{name}.{rank}.best").write_text(str(done.best))
 

@@ -61,11 +61,8 @@ def test_the_files_of_a_run(config: Path, data: Path, tmp_path: Path) -> None:
         "classes.json",
     }  # fmt: skip
     events = EventAccumulator(str(run)).Reload().Tags()
-    shown = {tag for kind in ("scalars", "histograms", "images") for tag in events[kind]}
-    assert {f"train/{n}" for n in ("loss", "lr", "top1", "top5")} <= shown
-    assert {f"val/{n}" for n in ("loss", "top1", "top5")} <= shown
-    assert {"classifier.fc.weight", "bn_out.bias"} <= shown
-    assert not any("mod1" in tag for tag in shown)
+    assert {"train/top1", "val/top5"} <= {*events["scalars"]}
+    assert "classifier.fc.weight" in events["histograms"]
     assert json.loads((run / "classes.json").read_text()) == ["blue", "green", "red"]
     assert " * Prec@1 " in (run / "training_0.log").read_text()
     lines = read_metrics(run)
