@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import re
 import runpy
-import signal
-import threading
-import urllib.request
 from dataclasses import fields
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -36,21 +31,6 @@ def test_keywords_are_those_of_the_options():
         seamseg.serve("none.zip", tiels="off")
     with pytest.raises(InputError, match=r"^`probabilities` has no effect: no response contains them$"):
         seamseg.serve("none.zip", probabilities=True)
-
-
-@pytest.mark.usefixtures("narrow")
-def test_serve(micro_run, capsys, monkeypatch):
-    answers = []
-
-    def ask(line):
-        address = line.split()[-1]
-        with urllib.request.urlopen(f"{address}/health") as answer:
-            answers.append(json.load(answer))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr("builtins.print", lambda line, **_: threading.Thread(target=ask, args=(line,)).start())
-    assert seamseg.serve(micro_run, "cpu", port=0) == 0
-    assert answers[0]["kind"] == "panoptic"
 
 
 ROOT = Path(__file__).parents[2]

@@ -113,29 +113,6 @@ def test_compiled_once_for_all_sizes(dynamo, capsys):
     assert said.count("\n") <= 2, "torch's max_pool2d may tell sizes apart"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_generated_code(dynamo, precision):
-    """bf16: sums in another order differ by a last digit, 1/128, which may reorder detections."""
-    net = network(precision)
-    part = net.dense
-    run = CompiledDense(net, CPU)
-    with torch.inference_mode():
-        for size in SIZES[:3]:
-            x = as_input(image(size))[None].to(dtype=net.dtype, memory_format=torch.channels_last)
-            found, wanted = run(x), part(x)
-            assert [tuple(s) for s in found.shapes] == [tuple(s) for s in wanted.shapes]
-            for a, b in zip(tensors(found), tensors(wanted)):
-                assert a.dtype == b.dtype
-                assert a.shape == b.shape
-                assert (a - b).abs().max() <= (1e-5 if precision == "fp32" else 0.05) * b.abs().max()
-    wanted = network(precision).predict(PackedSequence([as_input(image(SIZES[0]))]))[0].on_cpu()
-    found = predictor(net.with_options(run_dense=run)).raw([image(SIZES[0])])[0]
-    if precision == "fp32":
-        assert_close(found, wanted, 1e-3, 0.999)
-    assert (found.semantic == wanted.semantic).mean() >= 0.95
-
-
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection", "semantic"])
 def test_recorded_network(kind):
     """Fixed sizes, recorded, give the results of the CPU for single images, batches and tiles, to the bit; no wait."""

@@ -1,6 +1,5 @@
 """The result of detection and instance segmentation: objects, overlays, files, other libraries."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -157,22 +156,6 @@ def test_overlay(result):
     large = np.asarray(result.draw(np.zeros((120, 180, 3), np.uint8), labels=False))
     assert (large[40, 70].tolist(), large[30, 70].tolist()) == ([125, 0, 0], [250, 0, 0])
     assert result.draw(Image.new("RGB", (3, 2))).size == (3, 2)
-
-
-@pytest.mark.parametrize(("size", "masks"), [(SIZE, True), ((1, 1), False)])
-def test_files_and_a_photo_without_objects(tmp_path, size, masks):
-    result = Detections.of(nothing(masks), size, CLASSES)
-    photo = np.full((*size, 3), 7, np.uint8)
-    assert len(result) == 0
-    assert "nothing found" in repr(result)
-    assert np.array_equal(np.asarray(result.draw(photo)), photo)
-    assert result.boxes.shape == (0, 4)
-    assert result.masks is None if not masks else result.masks.shape == (0, *size)
-    assert result.to_coco() == []
-    assert "<figure" in result._repr_html_()
-    for name in ("a.jpg", "a.png", "a.json"):
-        result.save(tmp_path / name)
-    assert json.loads((tmp_path / "a.json").read_text()) == []
 
 
 def test_the_photo_is_kept_and_anonymised(result):

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -94,16 +93,3 @@ def test_a_single_view_is_the_plain_prediction(micro_run, micro):
         plain = model.network.net.predict(PackedSequence([image]))[0]
     assert torch.equal(once.scores.sort().values, plain.scores.sort().values)
     assert (once.semantic != plain.semantic).float().mean() < 1e-3
-
-
-@pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize("tta", ["flip", "flip,0.5,1.5"])
-def test_mirrored_photos_have_mirrored_results(micro_run, micro, tta):
-    photo = Image.open(micro / "img" / "val0.png").convert("RGB")
-    model = seamseg.load(micro_run, device="cpu", tta=tta, min_stuff_area=0)
-    one = model.predict(photo)
-    other = model.predict(photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
-    assert (one.classes != other.classes[:, ::-1]).mean() < 0.05
-    assert sum(s.area for s in one.segments) == one.id_map.size
-    for size in ((1, 1), (3, 200), (33, 77)):
-        assert model.predict(np.full((*size, 3), 120, np.uint8)).size == size

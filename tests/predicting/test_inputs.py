@@ -90,11 +90,6 @@ def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InputError, match=r"needs av, which is not installed; pip install .seamseg\[video\]"):
         find_sources(tmp_path / "drive.mp4")
-    monkeypatch.delitem(sys.modules, "av")
-    (tmp_path / "av.py").write_text("raise ImportError('libavformat.so.61: no')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match=r"av is installed, but cannot be loaded \(libavformat\.so\.61"):
-        find_sources(tmp_path / "drive.mp4")
     monkeypatch.setitem(sys.modules, "av", SimpleNamespace(__version__="16.1.0", __spec__=True))
     with pytest.raises(InputError, match=r"need PyAV 17 or later, this is 16\.1\.0"):
         find_sources(tmp_path / "drive.mp4")

@@ -10,7 +10,7 @@ from PIL import Image
 import seamseg
 from seamseg.inference.anonymize import private_regions
 from seamseg.maps.formats.id_png import read_id_png
-from seamseg.maps.panoptic_map import PanopticResult, Segment
+from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import Prediction
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -127,20 +127,3 @@ def test_objects_that_the_map_omits_are_hidden():
     assert found[4:8, 10:18].all()
     assert found.sum() == 4 * 8
     assert not hidden(private_regions(EMPTY, None, [1, 2], 1)).any()
-
-
-def test_segments_and_crowds_are_hidden():
-    ids = np.zeros((80, 120), np.int32)
-    ids[5:20, 5:20], ids[40:60, 40:60], ids[70:, :] = 1, 2, 3
-    result = PanopticResult(
-        ids,
-        [
-            Segment(1, 1, True, 0.9, 225, (5, 5, 20, 20)),
-            Segment(2, 1, True, None, 400, (40, 40, 60, 60), iscrowd=True),
-            Segment(3, 0, False, None, 1200, (70, 0, 80, 120)),
-        ],
-    )
-    assert np.array_equal(hidden(private_regions(result, None, [1], 1)), (ids == 1) | (ids == 2))
-    assert np.array_equal(hidden(private_regions(result, None, [0], 1)), ids == 3)
-    parts = {region.corner: region.part for region in private_regions(result, None, [1], 1)}
-    assert parts == {(5, 5): False, (40, 40): True}

@@ -19,7 +19,6 @@ from seamseg.config import load_config
 from seamseg.models import panoptic_inference
 from seamseg.models.build import build_training_module
 from seamseg.models.heads import roi, rpn
-from seamseg.ops import norm
 from seamseg.training.graphs import CudaRecorder, StepGraphs, TrainingGraphs, use_cuda_graphs
 from seamseg.training.losses import LossCheck
 from seamseg.training.optim.optimizer import build_optimizer
@@ -290,18 +289,6 @@ def test_what_is_recorded_follows_from_the_configuration(kind, overrides, record
     assert (module.run_step is None) == (reason is not None)
     assert (module.net.run_in_training is None) == (reason is None or recorder is None)
     assert [line.rpartition(": ")[2] for line in said] == [reason] * (reason is not None)
-
-
-def test_norms_of_several_processes_run_without(monkeypatch):
-    net, said = narrow_module(mode="syncbn").train().net, []
-    graphs, x = TrainingGraphs(net, CopyingRecorder(), said.append), torch.randn(1, 3, *SIZES[0])
-    with monkeypatch.context() as patched:
-        graphs(x)
-        patched.setattr("seamseg.training.graphs.synchronised_over", lambda group: norm)
-        graphs(x)
-    assert [line.rpartition(": ")[2] for line in said] == [
-        "body.backbone.mod1.bn1 exchanges statistics with other processes"
-    ]
 
 
 @pytest.mark.slow

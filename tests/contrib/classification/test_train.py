@@ -116,17 +116,6 @@ def test_the_moving_average_is_validated_and_starts_a_training_of_other_classes(
     assert all(torch.equal(started[f"module.{k}"], v) for k, v in average.items() if k.endswith("conv2.weight"))
 
 
-def test_changes_are_reported_when_a_run_is_resumed(config: Path, data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(config, data, run, "optimizer.schedule.epochs=1")
-    train(config, data, run, "optimizer.learning_rate=0.02", resume="auto")
-    log = (run / "training_0.log").read_text()
-    assert "optimizer.schedule.epochs: 1 -> 2" in log
-    assert "optimizer.learning_rate: 0.1 -> 0.02" in log
-    train(config, data, run, "optimizer.learning_rate=0.02", resume="auto")
-    assert "raise optimizer.schedule.epochs to train on" in (run / "training_0.log").read_text()
-
-
 def test_errors_name_the_keys_of_the_json(config: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(SeamsegError, match=r"above training.loss_limit = 1e-06.*lower optimizer.learning_rate"):
         train(config, data, tmp_path / "run", "training.loss_limit=1e-6")

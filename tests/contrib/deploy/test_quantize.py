@@ -62,19 +62,6 @@ def model_of(nodes, given, made, **constants):
     return helper.make_model(helper.make_graph(nodes, "graph", inputs, outputs, arrays), **OLD)
 
 
-@pytest.mark.parametrize(("readers", "slope"), [((), 0.25), (("Shape",), 0.25), (("Shape", "Relu"), None)])
-def test_the_range_before_a_leaky_relu(readers, slope):
-    """It is chosen for the values after the activation, unless others take them; a free size is measured, too."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["y"], "conv"),
-        helper.make_node("LeakyRelu", ["y"], ["z"], "activation", alpha=0.25),
-        *(helper.make_node(kind, ["y"], [kind], kind) for kind in readers),
-    ]
-    shape = [1, 1, "h", "w"]
-    model = model_of(nodes, {"x": shape}, {"z": shape}, w=np.ones((1, 1, 1, 1)))
-    assert select(model).slopes["y"] == slope
-
-
 @pytest.mark.parametrize("old_cpu", [False, True])
 def test_layers_with_shared_weights(old_cpu, tmp_path, monkeypatch):
     """As those of the RPN head, which scores each level of the pyramid; also with the kernels for older CPUs."""

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -240,16 +239,6 @@ def test_tokens_of_the_task(tmp_path):
     assert "tokenizer: transformers refuses it" in refusal(folder)
     (folder / "vocab.json").unlink()
     assert "holds no tokenizer" in refusal(folder)
-
-
-def test_names_of_other_tasks(folder, tmp_path, capsys):
-    for name, warned in (("my_instance_v2", "my_instance_v2"), ("net-semantic_panoptic", "")):
-        other = shutil.copytree(folder, tmp_path / "other" / name, dirs_exist_ok=True)
-        capsys.readouterr()
-        seamseg.load(other, device="cpu")
-        error = capsys.readouterr().err
-        assert error.count("\n") == bool(warned), name
-        assert not warned or f" segmentation by the name '{warned}': its panoptic maps will be poor" in error
 
 
 @pytest.mark.parametrize(("family", "name"), [("mask2former", "a/net"), ("detr", "hf-hub:a/net")])
