@@ -13,7 +13,6 @@ CPU = ("--device", "cpu", "--workers", "0")
 
 
 def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, capsys):
-    """What the network finds, read back as a data set."""
     out = tmp_path / "out"
     assert seamseg_main("predict", micro_run, micro / "img", out, *CPU, "--format", "coco,cvat,labelstudio") == 0
     segments = sum(len(a["segments_info"]) for a in json.loads((out / "panoptic.json").read_text())["annotations"])

@@ -36,7 +36,6 @@ SIZE = (64, 96)
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory):
-    """The value of `general.components` with the files of both heads."""
     files = [tmp_path_factory.mktemp("heads") / f"map_{name}.py" for name in ("edges", "vectors")]
     for file, text in zip(files, (EDGES, VECTORS)):
         file.write_text(text)
@@ -45,14 +44,12 @@ def heads(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, heads) -> str:
-    """A run folder with random weights."""
     with imported_for_a_module(*map(Path, heads.split(", "))) as overrides:
         return str(write_run(tmp_path_factory.mktemp("maps") / "run", overrides=overrides))
 
 
 @pytest.fixture(scope="module")
 def report(run, heads) -> ExportReport:
-    """That of the export to `net.onnx` beside it."""
     files = heads.split(", ")
     with imported_for_a_module(*map(Path, files)):
         return seamseg.export(run, Path(run).with_name("net.onnx"), dynamic=True, components=files)

@@ -35,7 +35,6 @@ def photos(micro):
 
 
 def equal_to(row, result, folder):
-    """Whether a row holds a result."""
     (folder / "row.png").write_bytes(row["panoptic_png"])
     annotation, ids = result.to_coco()
     ids.save(folder / "direct.png")

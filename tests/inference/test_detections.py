@@ -103,7 +103,6 @@ def test_only_some_classes_and_equality(result):
 
 
 def test_the_ranking_of_queries():
-    """By the mean probability within the mask."""
     ranked = ranked_by_masks(
         replace(prediction().on_cpu(), mask_logits=np.array([[[4, -4]], [[0, 4]], [[-1, -1]]], np.float32))
     )

@@ -160,7 +160,6 @@ def test_out_of_memory_leads_to_tiles(capsys):
 
 
 def test_graphs_are_dropped_first(capsys):
-    """Before tiles are used."""
     model = predictor(network())
     graphs = as_on_a_gpu(model)
     for _ in range(3):

@@ -62,7 +62,6 @@ def test_bad_tiling():
 
 
 def boxes_of(*rows):
-    """Detections without masks from rows of `(y0, x0, y1, x1, score, class)`."""
     values = np.array(rows, np.float32).reshape(-1, 6)
     return Prediction(values[:, :4], values[:, 5].astype(int), values[:, 4], None, None, (1, 1))
 

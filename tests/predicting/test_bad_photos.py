@@ -28,7 +28,6 @@ def photo(format: str = "PNG", size: tuple[int, int] = (48, 32)) -> bytes:
 
 
 def header_of(width: int, height: int) -> bytes:
-    """A PNG that states a size."""
     small = photo()
     header = small[12:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + small[24:29]
     return small[:12] + header + zlib.crc32(header).to_bytes(4, "big") + small[33:]

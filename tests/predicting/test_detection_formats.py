@@ -26,7 +26,6 @@ KINDS = ("instance_seg", "detection")
 
 @pytest.fixture(scope="module")
 def models(micro, micro_config, tmp_path_factory):
-    """A snapshot of each kind with random weights."""
     folder = tmp_path_factory.mktemp("models")
     metadata = read_metadata(micro / "metadata.bin")
     paths = {}
@@ -48,7 +47,6 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def photos(micro, tmp_path_factory):
-    """Three images on three levels of folders."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "a" / "b").mkdir(parents=True)
     street = Image.open(micro / "img" / "val0.png")

@@ -37,7 +37,6 @@ FORMATS = ("coco", "cityscapes", "vistas")
 
 
 def write_all(data: Path, out: Path, config: Path):
-    """Validate the guesser, write its predictions, and return the scores."""
     validator = Validator.open(data, "val", load_config(config), World(), quiet=True)
     writers = make_writers(FORMATS, out, validator.dataset.metadata)
     records = {}
@@ -57,7 +56,6 @@ def write_all(data: Path, out: Path, config: Path):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, micro_config):
-    """The data, the folder of predictions, the folder of ground truth, and the scores in memory."""
     root = tmp_path_factory.mktemp("exports")
     data = make_city(root / "data")
     scores = write_all(data, root / "pred", micro_config)

@@ -33,7 +33,6 @@ def outputs(out, count):
 
 
 def write(folder, lines, processes=1):
-    """Append lines in turn by several processes."""
     folders = [OutputFolder(folder.out, [], HEAD) for _ in range(processes)]
     for number, one in enumerate(lines):
         folders[number % processes].add(one)

@@ -43,7 +43,6 @@ def test_classes(micro_run, micro, tmp_path, seamseg_main, names):
 
 
 def photo_with_secrets(path):
-    """Write a rotated image with place, camera, comment and colour profile."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "SecretCamera"
     exif.get_ifd(0x8825)[1] = "N"

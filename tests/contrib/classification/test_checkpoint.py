@@ -26,7 +26,6 @@ def train(config: Path, data: Path, run: Path, *overrides: str, **options: objec
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `data`, `c.json` and `run`, of one epoch."""
     folder = tmp_path_factory.mktemp("trained")
     make_class_folders(folder / "data")
     write_config(folder / "c.json")

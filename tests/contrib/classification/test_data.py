@@ -29,7 +29,6 @@ from seamseg.contrib.classification.data import (
 )
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import network_input
-from seamseg.utils.errors import InputError
 
 test_transform.__test__ = False  # type: ignore[attr-defined]
 
@@ -116,15 +115,3 @@ def test_pixels_are_those_of_torchvision(width: int, height: int, scale: int, cr
         options = InputConfig(scale_val=scale, crop_val=crop)
         whole = v2.Compose([*steps, v2.CenterCrop(crop), to_float, v2.Normalize(options.mean, options.std)])
         assert torch.equal(test_transform(options)(image), whole(image))
-
-
-def test_sizes() -> None:
-    image = Image.new("RGB", (60, 40), (255, 0, 0))
-    options = InputConfig(scale_train=50, crop_train=24, scale_val=-1, crop_val=40)
-    assert train_transform(options)(image).shape == (3, 24, 24)
-    assert test_transform(options)(image).shape == (3, 40, 40)
-    with pytest.raises(InputError, match="does not fit"):
-        test_transform(InputConfig(scale_val=32, crop_val=40))
-    image = picture(64, 64)
-    whole = train_transform(InputConfig(crop_train=64), min_crop_area=1.0)
-    assert len({float(whole(image).sum()) for _ in range(8)}) < 8, "only flips and a few aspect ratios are left"

@@ -120,7 +120,6 @@ def test_correct_images() -> None:
 
 
 def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) -> None:
-    """Of the golden ResNet-18 in the layout of a published file: prefix, no counters of the norms."""
     config, checkpoint = tmp_path / "c.json", tmp_path / "model.pth.tar"
     config.write_text(json.dumps(RESNET18))
     net = build_classifier(parse_classifier_config(RESNET18))
@@ -195,7 +194,6 @@ def test_scores(root: Path, ten_crops: bool) -> None:
 
 
 def validate(root: Path, names: list[str], broken: bool = False) -> ClassifierScores:
-    """Score a checkpoint with random weights that states the names of its classes."""
     path, out = write_config(root.parent / "c.json"), root.parent / "net.pth.tar"
     config = load_classifier_config(path)
     net = Classifier(build_classifier(config))

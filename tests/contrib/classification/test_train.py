@@ -170,7 +170,6 @@ def test_two_processes(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`data`, `c.json`, and `model.pth.tar`, a checkpoint with random weights."""
     folder = tmp_path_factory.mktemp("classify")
     make_class_folders(folder / "data")
     config = write_config(folder / "c.json")

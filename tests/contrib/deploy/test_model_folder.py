@@ -47,20 +47,17 @@ def convert(model, out, **options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run folder of a panoptic network; do not write to it."""
     return write_run(tmp_path_factory.mktemp("models") / "run")
 
 
 @pytest.fixture(scope="module")
 def folder(run):
-    """The same model, converted; do not write to it."""
     convert(run, run.parent / "converted", licence="cc-by-4.0")
     return run.parent / "converted"
 
 
 @pytest.fixture
 def copy(folder, tmp_path):
-    """A copy of the converted model, to damage."""
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 

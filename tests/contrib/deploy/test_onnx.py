@@ -30,7 +30,6 @@ def metadata(kind, size=SIZE, **options):
 
 
 def write(folder, kind, net=None, size=SIZE, example=SIZE, **options):
-    """Export a small network; the path, and the module that it is an export of."""
     net = net or exported_net(kind, standard_ops=True)
     path = folder / f"{kind}.onnx"
     write_onnx(net, path, metadata(kind, size, **options), example)
@@ -38,7 +37,6 @@ def write(folder, kind, net=None, size=SIZE, example=SIZE, **options):
 
 
 def run(engine, path, inputs):
-    """The outputs by name."""
     if engine == "onnxruntime":
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
@@ -51,7 +49,6 @@ def run(engine, path, inputs):
 
 
 def check(engine, path, net, image, size):
-    """The file computes what the eager network does; returns the number of detections."""
     found = run(engine, path, {"image": image.numpy(), "size": size.numpy()})
     assert tuple(found) == net.output_names
     assert_same(found, eager(net, image, size))

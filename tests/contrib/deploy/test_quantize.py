@@ -88,7 +88,6 @@ def test_layers_with_shared_weights(old_cpu, tmp_path, monkeypatch):
 
 
 def executed_operators(model, folder):
-    """The operators that ONNX Runtime executes, with the number of each."""
     settings = onnx_engines.onnxruntime_settings()
     settings.optimized_model_filepath = str(folder / "optimized.onnx")
     onnxruntime.InferenceSession(model.SerializeToString(), settings, ["CPUExecutionProvider"])

@@ -274,7 +274,6 @@ MODEL = "net/data/aotinductor/model"
 
 
 def stated(**extra):
-    """The metadata of a package with other requirements."""
     return {METADATA_KEY: replace(METADATA, extra={**METADATA.extra, **extra}).to_json()}
 
 

@@ -169,7 +169,6 @@ def test_shards(folder):
 
 
 def weights_of(file):
-    """Copies: the library maps the file into memory."""
     return {key: value.clone() for key, value in load_file(file).items()}
 
 

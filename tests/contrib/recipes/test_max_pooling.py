@@ -23,7 +23,6 @@ POWERS = [1.0, 1.01, 1.3, 1.7, 4.0, 60.0]
 
 
 def bounds(n: int, power: float, support: float | None) -> tuple[float, float]:
-    """The radius of the p-norm, and the largest weight."""
     radius = n ** (1 / power - 1)
     return radius, radius * max(1.0, (support or 0) * n) ** (-1 / power)
 
@@ -41,7 +40,6 @@ def searched(losses: Tensor, power: float, support: float | None) -> Tensor:
 
 
 def pooled(losses: Tensor, power: float, support: float | None) -> tuple[Tensor, Tensor]:
-    """The loss and its gradient, the weights."""
     rows = losses[None].clone().requires_grad_()
     value = max_pooled_loss(rows, torch.ones_like(rows, dtype=torch.bool), power, support)
     value.sum().backward()

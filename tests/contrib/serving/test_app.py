@@ -53,7 +53,6 @@ def network():
 
 @pytest.fixture(scope="module")
 def client():
-    """A server whose network is never busy."""
     with serving(red_predictor(ready_network()), max_upload=0.25, max_megapixels=0.01) as one:
         yield one
 
@@ -233,26 +232,6 @@ def occupy(network, batcher):
     future = batcher.submit(photo(99))
     assert network.started.acquire(timeout=60)
     return future
-
-
-def test_the_oldest_photo_is_first_and_cancelled_ones_are_not_computed(network, open_batcher):
-    batcher = open_batcher(3)
-    occupy(network, batcher)
-    sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16), (8, 16)]
-    futures = [batcher.submit(photo(k, size=size)) for k, size in enumerate(sizes)]
-    assert futures[2].cancel()
-    assert batcher.waiting == 6
-    network.gate.set()
-    maps = [future.result(60).semantic for future in futures if not future.cancelled()]
-    assert [m.shape for m in maps] == sizes[:2] + sizes[3:]
-    assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
-    assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
-    assert network.seen[1:] == [0, 4, 5, 1, 3, 6]
-    # one in tiles is a batch of its own
-    futures = [batcher.submit(photo(k, size=(100, 180))) for k in range(2)]
-    assert [f.result(60).semantic.shape for f in futures] == [(100, 180)] * 2
-    assert all(len(batch) == 1 for batch in network.batches[4:])
-    assert len(network.batches) > 7, "several tiles each"
 
 
 def test_a_photo_that_fails_fails_alone(network, open_batcher):
