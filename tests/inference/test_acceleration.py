@@ -16,13 +16,7 @@ from support.small_models import semantic_net
 from torch._dynamo.utils import counters
 from torch.utils import _pytree
 
-from seamseg.inference.acceleration import (
-    CompiledDense,
-    CudaGraphCache,
-    copy_tensors,
-    fill,
-    input_buffer,
-)
+from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, copy_tensors, fill, input_buffer
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Augmentation, Thresholds, Tiling
 from seamseg.maps.formats.metadata import Metadata

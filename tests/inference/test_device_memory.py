@@ -9,14 +9,12 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
 from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
 
 from inference.test_acceleration import as_on_a_gpu, image, network, predictor
 from seamseg.data.input_size import InputSize
-from seamseg.inference import images as photos
-from seamseg.inference.options import Augmentation, Thresholds, Tiling
+from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.training.options import TrainerOptions
@@ -85,13 +83,6 @@ def test_out_of_memory_is_reported_once(rgb, capsys):
     assert results[0].segments == results[1].segments
     # the first attempt with each image fails
     assert max(h * w for h, w in model.network.net.sizes) <= 173**2
-
-
-def test_photos_for_tiles_are_batches_of_their_own(rgb):
-    whole = photos.network_input(Image.fromarray(rgb[:128, :128]), InputSize())
-    assert np.array_equal(whole, rgb[:128, :128])
-    batches = photos.equal_size_batches([whole, rgb, whole, rgb], 2, lambda image: image.shape, tiling=Tiling(128))
-    assert [[len(image) for image in batch] for batch in batches] == [[300], [128, 128], [300]]
 
 
 LACKING = [

@@ -21,7 +21,6 @@ from seamseg.maps.evaluation.confusion import ConfusionMatrix
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.record import MapFiles
 from seamseg.maps.folder import DatasetFolder
-from seamseg.maps.formats.cityscapes.layout import city_of
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
@@ -149,14 +148,6 @@ def test_scores_of_the_official_cityscapes_tools(exported, tmp_path):
 
 def changed(**fields) -> Metadata:
     return Metadata(**{**vars(CLASSES), **fields})
-
-
-@pytest.mark.parametrize(
-    ("frame", "city"),
-    [("bonn_000000_000019", "bonn"), ("DSC0001", "unknown"), ("_DSC_0001", "unknown"), (".._0_1", "unknown")],
-)
-def test_cityscapes_frames_have_a_city_folder(frame, city):
-    assert city_of(frame) == city
 
 
 @pytest.mark.parametrize(

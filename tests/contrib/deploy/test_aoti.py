@@ -86,11 +86,6 @@ def test_what_a_package_states(package):
     assert "-march=native" not in code
 
 
-def test_inputs_of_another_size(package):
-    model = seamseg.load(package)
-    assert model.predict(np.zeros((500, 300, 3), np.uint8)).size == (500, 300)
-
-
 def test_free_sizes(tmp_path):
     path, net = tmp_path / "net.pt2", exported_net("detection")
     write_package(net, path, metadata("detection", None, 64, (64, 4096)), (128, 320))

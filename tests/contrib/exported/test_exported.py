@@ -32,10 +32,7 @@ import seamseg
 from seamseg.contrib.classification.config import InputConfig
 from seamseg.contrib.classification.data import ClassFolders
 from seamseg.contrib.classification.data import test_transform as transform_of
-from seamseg.contrib.exported.package import (
-    PackageSession,
-    requirements,
-)
+from seamseg.contrib.exported.package import PackageSession, requirements
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input

@@ -96,12 +96,8 @@ def test_files(tmp_path):
     things = [{"id": k, "name": name, "isthing": 1} for k, name in enumerate(CITYSCAPES)]
     coco.write_text(json.dumps(things))
     assert identify(CITYSCAPES, "net", file=coco).metadata.num_thing == 19
-    for names, problem in (
-        (["dog", "cat"], "it has 'cat' and 'lawn' is missing"),
-        (["dog", "lawn", "cat"], "it has 'cat'"),
-        (["dog"], "'lawn' is missing"),
-    ):
-        assert refusal(names, file=ini) == f"{ini}: is not the list of the classes of net: {problem}"
+    problem = "it has 'cat' and 'lawn' is missing"
+    assert refusal(["dog", "cat"], file=ini) == f"{ini}: is not the list of the classes of net: {problem}"
     coco.write_text(json.dumps({"categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "lawn"}]}))
     assert refusal(["dog", "lawn"], file=coco) == f"{coco}: no category states isthing (1 for things, 0 for stuff)"
     assert read_classes(coco).num_thing == 2  # of a detector

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.contrib.foreign import queries as module
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.data.input_size import InputSize
 from seamseg.fusion import fuse, merge_queries
 from seamseg.inference.anonymize import private_regions
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results import detections
 from seamseg.inference.results.detections import ranked_by_masks
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.panoptic_map import VOID, PanopticResult
@@ -99,21 +97,6 @@ def test_masks_of_detections_are_those_of_the_queries():
     disc = np.hypot(*(np.mgrid[:250, :380] + 0.5 - np.array([120, 200])[:, None, None])) < 48
     assert fused.categories == [VOID, 3]
     assert ((fused.ids == 1) & disc).sum() / ((fused.ids == 1) | disc).sum() > 0.98
-
-
-def test_the_best_detections(monkeypatch):
-    """All that anonymising needs, and as many below that as there is room for."""
-    classes, masks = outputs(4, 30)
-    probabilities = torch.from_numpy(classes).softmax(1)[:, [0, 2, 4]].ravel()
-    needed = int((probabilities >= 0.2).sum())
-    for most in (needed - 5, needed + 5):
-        monkeypatch.setattr(module, "MOST_DETECTIONS", most)
-        monkeypatch.setattr(detections, "MOST_DETECTIONS", most)
-        found = predict(classes, np.abs(masks), (48, 80), (48, 80))
-        best = probabilities.topk(max(most, needed)).values
-        assert_close(torch.from_numpy(found.scores).sort().values, best.sort().values)
-        ranked = ranked_by_masks(found)
-        assert len(ranked.scores) == len(ranked.boxes) == len(ranked.classes) == len(ranked.mask_logits) == most
 
 
 def test_every_person_is_hidden():

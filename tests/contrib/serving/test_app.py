@@ -25,7 +25,6 @@ from seamseg.cli.main import main
 from seamseg.contrib.exported.network import ExportedNetwork
 from seamseg.contrib.serving.app import build_app
 from seamseg.contrib.serving.batching import Batcher
-from seamseg.inference.options import Tiling
 
 FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
 
@@ -213,30 +212,10 @@ def test_photos_are_not_written_to_disk(client, monkeypatch):
     assert client.predict(form(png(photo(), "BMP") + bytes(200_000)), **FORM).status == 200
 
 
-@pytest.fixture
-def open_batcher(network):
-    opened = []
-
-    def open_one(batch_size=4):
-        opened.append(Batcher(red_predictor(network, Tiling(128)), batch_size))
-        return opened[-1]
-
-    yield open_one
-    network.gate.set()
-    for batcher in opened:
-        batcher.close()
-
-
-def occupy(network, batcher):
-    """Start a batch, which stays in the network until its gate is opened."""
-    future = batcher.submit(photo(99))
+def test_a_photo_that_fails_fails_alone(network):
+    batcher = Batcher(red_predictor(network), 4)
+    batcher.submit(photo(99))
     assert network.started.acquire(timeout=60)
-    return future
-
-
-def test_a_photo_that_fails_fails_alone(network, open_batcher):
-    batcher = open_batcher(4)
-    occupy(network, batcher)
     futures = [batcher.submit(photo(k, red=FAILS if k == 1 else 2)) for k in range(3)]
     network.gate.set()
     for k in (0, 2):
