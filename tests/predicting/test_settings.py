@@ -49,10 +49,10 @@ def test_a_header_has_all_that_changes_the_outputs(model: Path) -> None:
     defaults = of_command(*words)
     assert (defaults["format"], defaults["config"]) == ("overlay", "config.ini 87f892c309d5")
     assert of_command(*words, "--batch-size", "3", "--limit", "1", "--compile", "--quiet") == defaults
-    changed = {"set": ["roi.nms_threshold=.3"], "tiles": "512", "min_area": 10, "tta": "flip,0.75", "pad_to": 64}
+    changed = {"set": ["roi.nms_threshold=.3"], "tiles": "512", "min_area": 10, "tta": "flip,0.75"}
     flags = ("--set", "roi.nms_threshold=.3", "--tiles", "512", "--min-area", "10", "--tta", "flip,0.75")
-    flags += ("--pad-to", "64")
     assert of_command(*words, *flags) == defaults | changed
+    assert of_command(*words, "--pad-to", "64") == defaults | {"pad_to": 64}
 
 
 def test_python_has_the_header_of_the_command(model: Path) -> None:

@@ -55,7 +55,9 @@ class FakeHub:
         return SimpleNamespace(oid=self.publish(repo_id, folder_path))
 
     def create(self, name: str, private: bool | None, exist_ok: bool) -> None:
-        self.repos.setdefault(name, Repo(bool(private)))
+        if name not in self.repos:
+            self.repos[name] = Repo(bool(private))
+            self.repos[name].commit({".gitattributes": b""})
 
     def fetched(self) -> set[str]:
         return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /.+/resolve/", line)}
