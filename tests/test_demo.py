@@ -1,18 +1,11 @@
 """`seamseg demo` at its smallest: every stage leaves what the next one, and the user, needs."""
 
-from __future__ import annotations
-
 import json
-from unittest import mock
 
 import pytest
 
-from seamseg import demo as demo_module
 from seamseg.checkpoints.bundle import open_model
 from seamseg.cli.main import main
-from seamseg.config import load_config
-from seamseg.demo import DemoOptions
-from seamseg.training.run import run_training
 
 SETTINGS = ["--train", "2", "--val", "2", "--set", "scheduler.epochs=1", "--set", "dataloader.train_batch_size=1"]
 
@@ -52,16 +45,3 @@ def test_goes_on_where_it_stopped_in_a_folder_of_its_own(demo, tmp_path, capsys)
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"seamseg demo: {tmp_path}: holds files, but no demo; choose another folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]
-
-
-@pytest.mark.parametrize(("cores", "batch", "processes"), [(1, 8, 1), (2, 8, 2), (16, 6, 2), (2, 3, 1)])
-def test_two_processes_share_a_batch(monkeypatch, tmp_path, cores, batch, processes):
-    monkeypatch.setattr(demo_module, "available_cores", lambda: cores)
-    monkeypatch.setattr(demo_module, "run_in_processes", train := mock.Mock())
-    demo_module._train(
-        DemoOptions(tmp_path, overrides=(f"dataloader.train_batch_size={batch}",), device="cpu"), tmp_path
-    )
-    count, function, training = train.call_args.args
-    assert (count, function) == (processes, run_training)
-    config = load_config(training.config, overrides=training.overrides)
-    assert config.dataloader.train_batch_size * processes == batch

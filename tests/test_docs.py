@@ -1,11 +1,8 @@
 """The documentation: length of pages and lines, links, and the paths that code refers to."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,11 +27,11 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 GPU_TABLE = re.compile(r"<!-- (gpu \w+) -->.*?<!-- end of \1 -->", re.DOTALL)
 
 
-def page_id(path: Path) -> str:
+def page_id(path):
     return str(path.relative_to(ROOT))
 
 
-def headings(path: Path) -> set[str]:
+def headings(path):
     """The anchors of a page, as GitHub and MyST form them, and explicit MyST targets."""
     text = path.read_text(encoding="utf-8")
     titles = re.findall(r"^#+ (.+)$", CODE.sub("", text), re.MULTILINE)
@@ -43,15 +40,14 @@ def headings(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_pages_and_lines_are_short(path: Path) -> None:
+def test_pages_and_lines_are_short(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) < (200 if path == README else 250)
     if path != GENERATED:
         assert [line for line in GPU_TABLE.sub("", text).splitlines() if len(line) > 130] == []
 
 
-def commands(path: Path) -> Iterator[list[str]]:
-    """Yield the words of each command in the code blocks of a page, without `seamseg` and remarks."""
+def commands(path):
     text = path.read_text(encoding="utf-8")
     blocks = [*CODE.findall(text), *re.findall(r"(?:^ {4}.*\n)+", CODE.sub("", text), re.MULTILINE)]
     for line in re.split(r"\n| && ", re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks))):
@@ -62,7 +58,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_commands_parse(path: Path) -> None:
+def test_commands_parse(path):
     for words in commands(path):
         args = build_parser(words).parse_args(words)
         config = getattr(args, "config", None)
@@ -73,7 +69,7 @@ def test_commands_parse(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
-def test_relative_links_and_source_files_exist(path: Path) -> None:
+def test_relative_links_and_source_files_exist(path):
     text = path.read_text(encoding="utf-8")
     for target in LINK.findall(CODE.sub("", text)):
         if re.match(r"[a-z]+:", target):
@@ -88,7 +84,7 @@ def test_relative_links_and_source_files_exist(path: Path) -> None:
         assert (ROOT / name).exists(), f"{page_id(path)}: {name}"
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     listed = {
         line.strip() for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split("\n")
@@ -97,7 +93,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - listed == {"index"}
 
 
-def test_paths_of_pages_in_the_code_exist() -> None:
+def test_paths_of_pages_in_the_code_exist():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
         pytest.skip("not a git clone")
@@ -107,7 +103,7 @@ def test_paths_of_pages_in_the_code_exist() -> None:
                 assert (ROOT / page).exists(), f"{name}: {page}"
 
 
-def test_the_table_of_operators_is_complete() -> None:
+def test_the_table_of_operators_is_complete():
     """All operators are named; those without a CUDA kernel are said to run on the CPU only."""
     names = set(re.findall(r'"(\w+)\(', (ROOT / "seamseg" / "ops" / "schemas.inc").read_text(encoding="utf-8")))
     table = (ROOT / "docs" / "reference" / "ops.md").read_text(encoding="utf-8")
@@ -119,5 +115,5 @@ def test_the_table_of_operators_is_complete() -> None:
 
 
 @pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", STRUCTURE.read_text(encoding="utf-8"), re.MULTILINE))
-def test_packages_of_the_map_exist(row: str) -> None:
+def test_packages_of_the_map_exist(row):
     assert (ROOT / "seamseg" / row).exists()

@@ -8,8 +8,6 @@ An HTML comment on the line before a block changes this:
 - `figures vary`: only the words of an output are compared; its figures are of another machine or of the whole demo
 """
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import io
@@ -21,9 +19,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -48,7 +45,7 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks(path: Path) -> list[Block]:
+def blocks(path):
     text = path.read_text(encoding="utf-8")
     return [
         Block(text[: found.start()].count("\n") + 1, found[1] or "", found[2], found[3])
@@ -57,7 +54,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_are_well_formed(path: Path) -> None:
+def test_blocks_are_well_formed(path):
     for block in blocks(path):
         assert block.language in LANGUAGES, f"{path.name}: line {block.line}"
         assert re.fullmatch("|not run: .+|file: .+|files|figures vary", block.mark), f"{path.name}: {block.mark}"
@@ -67,14 +64,14 @@ def test_blocks_are_well_formed(path: Path) -> None:
             configparser.ConfigParser(interpolation=None).read_string(block.text)
 
 
-def commands(text: str) -> Iterator[str]:
+def commands(text):
     """Yield the commands of a block; a backslash at the end of a line continues it."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             yield line
 
 
-def run_shell(text: str) -> str:
+def run_shell(text):
     """Run the commands of a block, most of them in this process, and return what they print."""
     printed = io.StringIO()
     environment = os.environ | {
@@ -96,14 +93,14 @@ def run_shell(text: str) -> str:
     return printed.getvalue()
 
 
-def run_python(text: str, names: dict[str, Any]) -> str:
+def run_python(text, names):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         exec(compile(text, "block", "exec"), names)
     return printed.getvalue()
 
 
-def check_output(expected: str, printed: str, figures: bool) -> None:
+def check_output(expected, printed, figures):
     """Compare words and, within 5 %, figures other than times and memory; `...` is any text."""
     parts = re.split(rf"(\.\.\.|{NUMBER}{MEASURED}|(?<!\w){NUMBER}(?!\w)|\s+)", expected.strip())
     pattern, wanted = "", []
@@ -126,7 +123,7 @@ def check_output(expected: str, printed: str, figures: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     """Make the files that the pages use with the commands of the tour, and a demo of few scenes."""
     folder = tmp_path_factory.mktemp("files")
     (made,) = [b for b in blocks(ROOT / "docs" / "quickstart" / "tour.md") if b.mark == "files"]
@@ -144,13 +141,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [p for p in PAGES if any(b.language in ("sh", "python") and not b.mark for b in blocks(p))],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_blocks_run(path: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(path, files, tmp_path, monkeypatch):
     folder = tmp_path / "page"
     shutil.copytree(files, folder, copy_function=os.link)
     (folder / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    printed: str | None = ""
+    names = {"__name__": "__main__"}
+    printed = ""
     for block in blocks(path):
         if block.mark.startswith("not run"):
             printed = None

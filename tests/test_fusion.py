@@ -362,7 +362,7 @@ def queries_of(logits, classes, scores=None, padded=None):
     return QueryMasks(np.array(classes, np.int64), np.array(scores, np.float32), logits, padded)
 
 
-def merged(queries, *thresholds, size=None, native=None) -> FusedMap:
+def merged(queries, *thresholds, size=None, native=None):
     """Merge, by default at the size of the input, and compare with the paper's map."""
     size = size or queries.padded_size
     native = native or size

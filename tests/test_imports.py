@@ -1,13 +1,10 @@
 """The order of imports between the parts of the package; loading it loads no heavy or optional library."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -37,23 +34,22 @@ ORDER = (*TOP, "__init__", "contrib", *CORE, *(f"maps.{part}" for part in MAPS),
 `__init__` is `seamseg` itself, which may offer anything, lazily."""
 
 
-def _part(words: tuple[str, ...]) -> str:
-    """The part of the package that a dotted name or a path belongs to."""
+def _part(words):
     if words[0] == "maps":
         return ".".join(words[:2]) if words[1:] not in ((), ("__init__",)) else "utils"
     return words[0]
 
 
-def _package(path: Path) -> str:
+def _package(path):
     return _part(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 @cache
-def _nodes(path: Path) -> list[ast.AST]:
+def _nodes(path):
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def _imports(path: Path) -> Iterator[tuple[int, str]]:
+def _imports(path):
     """`(line, dotted name below seamseg)` of each import of ours in a file, absolute or relative."""
     own = ("seamseg", *path.relative_to(PACKAGE).parts[:-1])
     for node in _nodes(path):
@@ -71,7 +67,7 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name.partition(".")[2] or "__init__"
 
 
-def _strings(path: Path) -> Iterator[tuple[int, str]]:
+def _strings(path):
     """`(line, dotted name below seamseg)` of the modules of ours that strings name, but for docstrings and messages."""
     for node in _nodes(path):
         text = node.value if isinstance(node, ast.Constant) else None
@@ -82,7 +78,7 @@ def _strings(path: Path) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if _package(p) != "__init__"], ids=lambda path: str(path.relative_to(PACKAGE))
 )
-def test_a_module_imports_only_from_the_packages_below(path: Path) -> None:
+def test_a_module_imports_only_from_the_packages_below(path):
     package = _package(path)
     may = ORDER[ORDER.index(package) :]
     named = [*_imports(path), *_strings(path)]
@@ -90,11 +86,11 @@ def test_a_module_imports_only_from_the_packages_below(path: Path) -> None:
     assert not wrong, f"seamseg/{path.relative_to(PACKAGE)} ({package}) may not import {', '.join(wrong)}"
 
 
-def test_every_part_is_in_the_order() -> None:
+def test_every_part_is_in_the_order():
     assert {_package(path) for path in SOURCES} == set(ORDER)
 
 
-def _imported_parts(package: str) -> dict[str, set[str]]:
+def _imported_parts(package):
     """Map each module and sub-folder of a package to those of the package that it imports."""
     folder, imported = PACKAGE / package, dict[str, set[str]]()
     for path in folder.rglob("*.py"):
@@ -105,7 +101,7 @@ def _imported_parts(package: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("package", ["training", "predicting", "inference"])
-def test_imports_inside_a_package_have_one_direction(package: str) -> None:
+def test_imports_inside_a_package_have_one_direction(package):
     imported = _imported_parts(package)
     order = list(graphlib.TopologicalSorter(imported).static_order())
     assert len(order) == len(imported) > 1, "a cycle raises CycleError"
@@ -124,7 +120,7 @@ def test_imports_inside_a_package_have_one_direction(package: str) -> None:
         ("cli", "evaluate", "torch numpy PIL logging configparser"),
     ],
 )
-def test_importing_the_package_stays_light(imports: str, command: str, heavy: str) -> None:
+def test_importing_the_package_stays_light(imports, command, heavy):
     program = f"import sys, seamseg.cli.main as m, seamseg.{imports}; m.build_parser({command.split()}); "
     program += f"print(*sorted(set({heavy.split()}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,7 +1,5 @@
 """Each kind of network has results, scores and output formats; a new kind that lacks one is noticed here."""
 
-from __future__ import annotations
-
 import pytest
 
 from seamseg.config.kinds import KINDS

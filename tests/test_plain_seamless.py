@@ -1,7 +1,5 @@
 """examples/plain_seamless.py computes what the network computes, in both variants."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

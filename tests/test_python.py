@@ -1,7 +1,5 @@
 """`seamseg.load`, `predict`, `evaluate` and `train`: the options of the commands as keywords."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

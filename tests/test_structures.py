@@ -1,7 +1,5 @@
 """PackedSequence: what the parts of the network and the DataLoader rely on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

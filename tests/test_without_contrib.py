@@ -1,7 +1,5 @@
 """The core works without the wing above it: its tests pass where `seamseg/contrib` and its commands are deleted."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -27,7 +25,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if not getattr(finder, "_
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def core(tmp_path_factory):
     """A copy of the package as it is installed, and of its tests, without contrib."""
     root = tmp_path_factory.mktemp("core")
     package = root / "seamseg"
@@ -44,14 +42,14 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(core: Path, *words: str) -> None:
+def run(core, *words):
     environment = {**os.environ, "PYTHONPATH": str(core)}
     done = subprocess.run([sys.executable, *words], cwd=core, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
 
 
 @pytest.mark.slow
-def test_every_module_is_imported(core: Path) -> None:
+def test_every_module_is_imported(core):
     modules = sorted(path.relative_to(core).with_suffix("") for path in (core / "seamseg").rglob("*.py"))
     names = [".".join(path.parts) for path in modules if path.name not in ("__main__", "__init__")]
     names = [name for name in names if not name.startswith(("seamseg.configs", "seamseg.examples"))]
@@ -63,5 +61,5 @@ def test_every_module_is_imported(core: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", TESTS)
-def test_the_tests_of_the_core_pass(core: Path, folder: str) -> None:
+def test_the_tests_of_the_core_pass(core, folder):
     run(core, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", f"tests/{folder}")

@@ -1,20 +1,14 @@
 """Trained models as a published zip, a run folder or a bare snapshot, valid and invalid."""
 
-from __future__ import annotations
-
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import umsgpack
 from support.bombs import MIB, state_sizes, zeros_zip
 from support.small_models import save_snapshot
-from torch import Tensor
 
 from seamseg.checkpoints.bundle import load_built, open_model, weights_file
 from seamseg.checkpoints.model_path import VISTAS_MD5
@@ -26,8 +20,7 @@ CONFIG = "[general]\nmin_stuff_area = 16\n"
 CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 7, 26])
 
 
-def parts(num_stuff: int = 2, num_thing: int = 1) -> dict[str, Any]:
-    """The tensors that determine the number of classes, and the modules that determine the task."""
+def parts(num_stuff=2, num_thing=1):
     classes = num_stuff + num_thing
     return {
         "body": {"backbone.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)},
@@ -37,22 +30,17 @@ def parts(num_stuff: int = 2, num_thing: int = 1) -> dict[str, Any]:
     }
 
 
-def write_snapshot(
-    path: Path,
-    config: str = CONFIG,
-    metadata: Metadata | None = CLASSES,
-    state: Mapping[str, Mapping[str, Tensor]] | None = None,
-) -> Path:
+def write_snapshot(path, config=CONFIG, metadata=CLASSES, state=None):
     header = None if metadata is None else metadata_header(metadata)
     save_snapshot(path, Snapshot(config, dict(state or parts()), {"epoch": 1}, header))
     return path
 
 
-def snapshot_bytes(tmp_path: Path, **options: Any) -> bytes:
+def snapshot_bytes(tmp_path, **options):
     return write_snapshot(tmp_path / "bytes.tar", **options).read_bytes()
 
 
-def published(tmp_path: Path, prefix: str = "", **changes: bytes | None) -> Path:
+def published(tmp_path, prefix="", **changes):
     """A published model; `changes` replace or, with None, leave out its `tar`, `ini` and `bin`."""
     members = {
         "tar": snapshot_bytes(tmp_path, metadata=None, config=""),
@@ -67,7 +55,7 @@ def published(tmp_path: Path, prefix: str = "", **changes: bytes | None) -> Path
     return tmp_path / "model.zip"
 
 
-def refusal(path: Path, **options: Any) -> str:
+def refusal(path, **options):
     with pytest.raises(InputError) as error:
         open_model(path, **options)
     message = str(error.value)
@@ -75,7 +63,7 @@ def refusal(path: Path, **options: Any) -> str:
     return message
 
 
-def assert_whole(path: Path, **options: Any) -> None:
+def assert_whole(path, **options):
     model = open_model(path, **options)
     assert model.config.general.min_stuff_area == 16
     assert model.metadata.without_images() == CLASSES
@@ -84,7 +72,7 @@ def assert_whole(path: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "a/b/", "../"])
-def test_published_zip(tmp_path: Path, prefix: str) -> None:
+def test_published_zip(tmp_path, prefix):
     """Also one made on a Mac; no path of it reaches the disk."""
     (tmp_path / "inner").mkdir()
     path = published(tmp_path / "inner", prefix)
@@ -96,7 +84,7 @@ def test_published_zip(tmp_path: Path, prefix: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_run_folder_prefers_the_best_snapshot(tmp_path: Path) -> None:
+def test_run_folder_prefers_the_best_snapshot(tmp_path):
     write_snapshot(tmp_path / "model_last.pth.tar", state={**parts(), "optimizer": {}})
     assert {*open_model(tmp_path).snapshot.state_dict} == {*parts(), "optimizer"}
     write_snapshot(tmp_path / "model_best.pth.tar")
@@ -106,7 +94,7 @@ def test_run_folder_prefers_the_best_snapshot(tmp_path: Path) -> None:
     assert open_model(tmp_path).name.endswith("model_best.pth.tar")
 
 
-def test_a_bare_snapshot_of_the_original(tmp_path: Path) -> None:
+def test_a_bare_snapshot_of_the_original(tmp_path):
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
     (tmp_path / "my.ini").write_text(CONFIG)
@@ -115,7 +103,7 @@ def test_a_bare_snapshot_of_the_original(tmp_path: Path) -> None:
     assert_whole(path, meta=tmp_path / "metadata.bin", config=tmp_path / "my.ini")
 
 
-def test_overrides_and_another_config(tmp_path: Path) -> None:
+def test_overrides_and_another_config(tmp_path):
     path = published(tmp_path)
     assert open_model(path, overrides=["general.min_stuff_area=7"]).config.general.min_stuff_area == 7
     (tmp_path / "my.ini").write_text("[general]\nmin_stuff_area = 9\n")
@@ -123,13 +111,13 @@ def test_overrides_and_another_config(tmp_path: Path) -> None:
     assert (model.config.general.min_stuff_area, model.config.general.score_threshold) == (9, 0.25)
 
 
-def test_the_config_beside_a_snapshot_wins_over_the_one_inside(tmp_path: Path) -> None:
+def test_the_config_beside_a_snapshot_wins_over_the_one_inside(tmp_path):
     inside = snapshot_bytes(tmp_path, config="[general]\nmin_stuff_area = 99\n")
     assert open_model(published(tmp_path, tar=inside)).config.general.min_stuff_area == 16
     assert open_model(published(tmp_path, tar=inside, ini=None)).config.general.min_stuff_area == 99
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_missing(tmp_path):
     message = refusal(tmp_path / "model.zip")
     assert message.startswith(f"{tmp_path / 'model.zip'}: no such model; MODEL is a published .zip")
     assert "run folder" in message
@@ -141,7 +129,7 @@ def test_missing(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_folder(tmp_path):
     assert "not a run folder: it holds neither model_best.pth.tar nor model_last.pth.tar" in refusal(tmp_path)
     (tmp_path / "a.JPG").touch()
     assert refusal(tmp_path).endswith("; it holds images: the model comes before them")
@@ -155,7 +143,7 @@ def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:
         ({"state": {"body": {}}}, "has no rpn_head, roi_head: pre-trained weights, not a whole network"),
     ],
 )
-def test_a_snapshot_that_lacks_something(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
+def test_a_snapshot_that_lacks_something(tmp_path, options, expected):
     assert refusal(write_snapshot(tmp_path / "model.pth.tar", **options)).endswith(expected)
 
 
@@ -166,11 +154,11 @@ def test_a_snapshot_that_lacks_something(tmp_path: Path, options: dict[str, Any]
         ((1, 2), "was trained on 2 thing classes, the metadata lists 1"),
     ],
 )
-def test_metadata_of_another_class_count(tmp_path: Path, counts: tuple[int, int], expected: str) -> None:
+def test_metadata_of_another_class_count(tmp_path, counts, expected):
     assert expected in refusal(write_snapshot(tmp_path / "model.pth.tar", state=parts(*counts)))
 
 
-def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
+def test_a_snapshot_of_another_task(tmp_path):
     state = parts()
     del state["sem_head"]
     path = write_snapshot(tmp_path / "seg.tar", config="[optimizer]\nloss_weights = (1,1,1,1,1)", state=state)
@@ -194,13 +182,13 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
         ({"ini": b"\xff\xfe\x00"}, "config.ini: cannot be read as a configuration: line 1 is not UTF-16 text; save"),
     ],
 )
-def test_a_wrong_file_in_a_zip_is_named(tmp_path: Path, changes: dict[str, bytes | None], expected: str) -> None:
+def test_a_wrong_file_in_a_zip_is_named(tmp_path, changes, expected):
     message = refusal(published(tmp_path, **changes))
     assert str(tmp_path / "model.zip") in message
     assert expected in message
 
 
-def test_a_damaged_zip_and_one_with_two_snapshots(tmp_path: Path) -> None:
+def test_a_damaged_zip_and_one_with_two_snapshots(tmp_path):
     path = published(tmp_path)
     data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path, "a") as archive:
@@ -214,7 +202,7 @@ def test_a_damaged_zip_and_one_with_two_snapshots(tmp_path: Path) -> None:
 # --- models that would exhaust the memory are refused with little of it
 
 
-def test_zips_of_zeros(tmp_path: Path) -> None:
+def test_zips_of_zeros(tmp_path):
     tar, ini = snapshot_bytes(tmp_path), b"[general]\n"
     path = zeros_zip(tmp_path / "model.zip", {"config.ini": 2}, model__tar=tar)
     assert "the limit of a configuration" in refusal(path)
@@ -223,9 +211,9 @@ def test_zips_of_zeros(tmp_path: Path) -> None:
     assert re.search(r"unreadable zip \(.* states a packed size of", refusal(state_sizes(path, 48 * MIB, 5 * MIB)))
 
 
-def test_text_fields_with_other_types(tmp_path: Path) -> None:
+def test_text_fields_with_other_types(tmp_path):
     path = tmp_path / "model.pth.tar"
-    deep: Any = ["x"]
+    deep = ["x"]
     for _ in range(40):
         deep = [deep, deep]  # of 40 lists a text of a terabyte
     torch.save({"config": deep, "state_dict": parts()}, path)
@@ -247,7 +235,7 @@ def test_text_fields_with_other_types(tmp_path: Path) -> None:
         (umsgpack.packb({"meta": {**metadata_header(CLASSES), "num_thing": 10**9}}), "must be 1 to 255"),
     ],
 )
-def test_odd_metadata(data: bytes, expected: str) -> None:
+def test_odd_metadata(data, expected):
     with pytest.raises(InputError, match=rf"^m\.bin: .*{re.escape(expected)}"):
         parse_metadata(data, "m.bin")
 
@@ -262,7 +250,7 @@ def test_odd_metadata(data: bytes, expected: str) -> None:
         ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
     ],
 )
-def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
+def test_absurd_networks(tmp_path, text, expected):
     path = write_snapshot(tmp_path / "model.pth.tar", config=text)
     message = refusal(path)
     assert expected in message
@@ -270,8 +258,8 @@ def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
     assert len(message) < 500
 
 
-def test_a_lack_of_memory_is_no_bad_input() -> None:
-    def build() -> torch.nn.Module:
+def test_a_lack_of_memory_is_no_bad_input():
+    def build():
         with torch.device("cpu"):
             return torch.nn.Linear(10**8, 10**8)
 

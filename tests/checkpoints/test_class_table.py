@@ -1,7 +1,5 @@
 """Pre-training on other classes: rows of the classification layers follow the names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,8 +20,6 @@ def classes_of(stuff, things):
 
 
 class Net(nn.Module):
-    """The classification layers of a network."""
-
     def __init__(self, classes):
         super().__init__()
         self.sem_head, self.roi_head = nn.Module(), nn.Module()
@@ -38,7 +34,6 @@ class Net(nn.Module):
 
 
 def remapped(own, trained, table="names"):
-    """The new state, the network's own and the pre-trained one, and the lines."""
     torch.manual_seed(0)
     net, source = Net(own), Net(trained)
     state, lines = ClassTable(own, table).remap(source.state(), net, trained, "m.tar")

@@ -6,13 +6,12 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from support.narrow_backbones import NARROW, build_narrow, narrow_networks
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
@@ -92,7 +91,7 @@ MAP = json.loads((DATA / "convert_resnet_map.json").read_text())
 BODIES = json.loads((DATA / "keys_resnet_bodies.json").read_text())
 
 
-def torchvision_state(net: str) -> dict[str, Tensor]:
+def torchvision_state(net):
     shapes = {key: shape for key, shape, _ in BODIES[net]}
     generator = torch.Generator().manual_seed(0)
     state = {theirs: torch.randn(shapes[ours], generator=generator) for theirs, ours in MAP[net]}
@@ -102,19 +101,19 @@ def torchvision_state(net: str) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def resnet18() -> dict[str, Tensor]:
+def resnet18():
     return torchvision_state("resnet18")
 
 
 @pytest.mark.parametrize("net", MAP)
-def test_names_are_those_of_the_original(net: str) -> None:
+def test_names_are_those_of_the_original(net):
     assert set(ARCHITECTURES) == set(MAP)
     assert {theirs: body_key(theirs) for theirs, _ in MAP[net]} == dict(MAP[net])
     assert body_key("fc.weight") is body_key("layer5.0.conv1.weight") is body_key("conv10.weight") is None
 
 
 @pytest.mark.parametrize("bottleneck", [False, True])
-def test_the_function_is_that_of_torchvision(bottleneck: bool, tmp_path: Path) -> None:
+def test_the_function_is_that_of_torchvision(bottleneck, tmp_path):
     """Also where the scale of a norm is negative; with our activation in the place of ReLU."""
     torch.manual_seed(0)
     theirs = TorchvisionResNet(Bottleneck if bottleneck else BasicBlock, [1, 2, 1, 1])
@@ -139,7 +138,7 @@ def test_the_function_is_that_of_torchvision(bottleneck: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("wrapper", "prefix"), [("", ""), ("state_dict", "module.backbone."), ("model", "encoder.")])
-def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor], wrapper: str, prefix: str) -> None:
+def test_conversion_fills_a_body(tmp_path, resnet18, wrapper, prefix):
     content = {prefix + key: value for key, value in resnet18.items()}
     torch.save({wrapper: content, "epoch": 3} if wrapper else content, tmp_path / "in.pth")
     assert convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth") == (100, [])
@@ -153,7 +152,7 @@ def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor], wr
         assert not re.search(r"bn\d?\.weight", ours) or state[ours].min() >= 0
 
 
-def test_a_training_downloads_from_torchvision(resnet18: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_downloads_from_torchvision(resnet18, monkeypatch):
     monkeypatch.setattr(pretrained, "download", lambda name, advice: {"resnet18": resnet18}[name])
     body = build_backbone("resnet18", InPlaceABN)
     net = nn.ModuleDict({"body": body})
@@ -165,9 +164,7 @@ def test_a_training_downloads_from_torchvision(resnet18: dict[str, Tensor], monk
         load_body_weights(net, "torchvision")
 
 
-def test_partial_weights_convert_what_they_hold(
-    resnet18: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_partial_weights_convert_what_they_hold(resnet18, tmp_path, capsys):
     partial = {key: value for key, value in resnet18.items() if not key.startswith("layer4.1.conv")}
     torch.save(partial, tmp_path / "in.pth")
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 0
@@ -179,7 +176,7 @@ def test_partial_weights_convert_what_they_hold(
     assert capsys.readouterr().err == said
 
 
-def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_that_do_not_belong_to_the_network(resnet18, tmp_path):
     torch.save(torch.zeros(3), tmp_path / "in.pth")
     with pytest.raises(InputError, match=r"in\.pth: not a state dict"):
         convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
@@ -196,7 +193,7 @@ def test_weights_that_do_not_belong_to_the_network(resnet18: dict[str, Any], tmp
 
 
 @pytest.mark.parametrize("error", [OSError("connection\nrefused"), None])
-def test_without_network_or_torchvision(error: Exception | None, monkeypatch, capsys, tmp_path: Path) -> None:
+def test_without_network_or_torchvision(error, monkeypatch, capsys, tmp_path):
     weights = Mock()
     weights.IMAGENET1K_V1.get_state_dict.side_effect = error
     models = Mock(get_model_weights=lambda net: weights)

@@ -1,15 +1,11 @@
 """Snapshots of this project and of the original: reading, writing, damage, loading into networks; and other files."""
 
-from __future__ import annotations
-
-import io
 import os
 import pickle
 import warnings
 import zipfile
 from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +26,7 @@ from seamseg.utils.errors import InputError, SeamsegError
 
 
 class Net(nn.Module):
-    def __init__(self, classes: int = 3, semantic: bool = True) -> None:
+    def __init__(self, classes=3, semantic=True):
         super().__init__()
         self.body = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 1), bn=nn.BatchNorm2d(4)))
         self.rpn_head = nn.Linear(4, 2)
@@ -38,18 +34,18 @@ class Net(nn.Module):
         self.sem_head = nn.Linear(4, classes) if semantic else None
 
 
-def snapshot_of(net: nn.Module) -> Snapshot:
+def snapshot_of(net):
     progress = {"epoch": 4, "global_step": 10}
     return Snapshot("[general]\nseed = 3\n", dict(network_state(net)), progress, {"num_stuff": 1})
 
 
-def assert_same(first: nn.Module, second: nn.Module) -> None:
+def assert_same(first, second):
     other = second.state_dict()
     for key, value in first.state_dict().items():
         assert torch.equal(value, other[key]), key
 
 
-def test_the_layout_is_the_original_one(tmp_path: Path) -> None:
+def test_the_layout_is_the_original_one(tmp_path):
     save_snapshot(tmp_path / "model.pth.tar", snapshot_of(Net()))
     content = torch.load(tmp_path / "model.pth.tar", weights_only=True)
     assert set(content) == {"config", "state_dict", "training_meta", "metadata"}
@@ -57,10 +53,10 @@ def test_the_layout_is_the_original_one(tmp_path: Path) -> None:
     assert isinstance(content["config"], str)
 
 
-def test_snapshots_of_the_original(tmp_path: Path) -> None:
+def test_snapshots_of_the_original(tmp_path):
     """Meters, scores that are numpy numbers or tensors, ordered dicts, no counters, unknown keys."""
     net = Net()
-    state: dict[str, Any] = {k: OrderedDict(v) for k, v in network_state(net).items()}
+    state = {k: OrderedDict(v) for k, v in network_state(net).items()}
     del state["body"]["bn.num_batches_tracked"]
     state["optimizer"] = torch.optim.SGD(net.parameters(), lr=0.1).state_dict()
     state["loss_meter"] = {"sum": torch.tensor(3.0), "last": np.float64(1.5), "all": np.zeros(3, np.float32)}
@@ -81,12 +77,12 @@ def test_snapshots_of_the_original(tmp_path: Path) -> None:
     assert_same(net, other)
 
 
-def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_is_atomic(tmp_path, monkeypatch):
     path = tmp_path / "model.pth.tar"
     save_snapshot(path, snapshot_of(Net()))
     before = path.read_bytes()
 
-    def full(content: object, file: io.BufferedWriter) -> None:
+    def full(content, file):
         file.write(b"half of it")
         raise RuntimeError("[enforce fail at inline_container.cc:626] . unexpected pos\nbacktrace")
 
@@ -100,14 +96,14 @@ def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # Loading into networks
 
 
-def test_values_that_could_be_written_but_not_be_opened() -> None:
+def test_values_that_could_be_written_but_not_be_opened():
     check_storable({"a": [1, 2.5, None, (True, "b")], 3: OrderedDict(c=torch.ones(2)), "d": np.float32(1)}, "state")
     for value in (defaultdict(int), deque([1]), np.int16(1), np.array(["a"]), Path()):
         with pytest.raises(InputError, match=r"^state\['x'\]\[1\] is a .*, which snapshots cannot hold"):
             check_storable({"x": [0, value]}, "state")
 
 
-def test_missing_part() -> None:
+def test_missing_part():
     snapshot = snapshot_of(Net())
     del snapshot.state_dict["sem_head"]
     with pytest.raises(InputError, match=r"^m\.tar: has no 'sem_head': it is a snapshot of another kind of network$"):
@@ -117,7 +113,7 @@ def test_missing_part() -> None:
 
 
 @pytest.mark.parametrize(("value", "strict"), [(float("nan"), True), (float("inf"), False)])
-def test_values_that_are_not_finite(value: float, strict: bool) -> None:
+def test_values_that_are_not_finite(value, strict):
     net = Net()
     with torch.no_grad():
         net.roi_head.weight[1, 2] = value
@@ -129,7 +125,7 @@ def test_values_that_are_not_finite(value: float, strict: bool) -> None:
     assert load_into(Net(), snapshot_of(large), strict).skipped == [], "their sum overflows"
 
 
-def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
+def test_pre_training_skips_and_lists_tensors_that_do_not_fit():
     source, net = Net(classes=5), Net(classes=3)
     before = net.roi_head.weight.clone()
     report = load_into(net, snapshot_of(source), strict=False)
@@ -145,7 +141,7 @@ def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
     assert_same(source.body, net.body)
 
 
-def test_a_bare_backbone_fits_a_body_with_a_pyramid() -> None:
+def test_a_bare_backbone_fits_a_body_with_a_pyramid():
     body = nn.ModuleDict({"backbone": nn.Linear(2, 2), "fpn": nn.Linear(2, 2)})
     state = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
     report = load_module(body, state, "body", "m.tar")
@@ -159,11 +155,11 @@ def test_a_bare_backbone_fits_a_body_with_a_pyramid() -> None:
 class Evil:
     """Creates the file `EVIL` in the current folder when unpickled."""
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
+    def __reduce__(self):
         return os.system, ("touch EVIL",)
 
 
-def test_other_files(tmp_path: Path) -> None:
+def test_other_files(tmp_path):
     assert refusal(tmp_path / "model.pth.tar").endswith("no such file")
     assert refusal(tmp_path).endswith("cannot be read: Is a directory")
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
@@ -177,7 +173,7 @@ def test_other_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [0.1, 0.999])
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "old"])
-def test_truncated(tmp_path: Path, part: float, new: bool) -> None:
+def test_truncated(tmp_path, part, new):
     path = tmp_path / "model.pth.tar"
     content = {"config": "", "state_dict": network_state(Net()), "training_meta": {}}
     torch.save(content, path, _use_new_zipfile_serialization=new)
@@ -187,7 +183,7 @@ def test_truncated(tmp_path: Path, part: float, new: bool) -> None:
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {"conv1.weight": torch.zeros(1)}}, torch.zeros(3)])
-def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
+def test_checkpoints_of_other_programs(tmp_path, content):
     torch.save(content, tmp_path / "model.pth.tar")
     message = refusal(tmp_path / "model.pth.tar")
     assert "not a snapshot of this network: it must hold" in message
@@ -197,7 +193,7 @@ def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["torch", "old torch", 0, 2, 5])
-def test_pickled_code_is_refused_and_not_run(tmp_path: Path, how: str | int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_code_is_refused_and_not_run(tmp_path, how, monkeypatch):
     """By torch, and by pickles of other programs of each protocol."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "model.pth.tar"

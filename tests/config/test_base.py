@@ -1,7 +1,5 @@
 """Configurations that build on others: what they inherit, what they write, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

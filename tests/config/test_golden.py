@@ -1,7 +1,5 @@
 """The experiments and the packaged defaults resolve to exactly what the original resolved them to."""
 
-from __future__ import annotations
-
 import json
 import typing
 from dataclasses import fields
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamseg.config import Config, config_from_string, config_to_string, default_config, load_config
+from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.config.reference import reference
 from seamseg.config.sections import SECTIONS
 from seamseg.config.values import parse_value
@@ -20,7 +18,7 @@ EXPERIMENTS = {"vistas": "vistas_r50.ini", "cityscapes": "cityscapes_r50.ini"}
 KINDS = ("panoptic", "instance_seg", "detection")
 
 
-def assert_equals(config: Config, golden: dict[str, dict[str, str]]) -> None:
+def assert_equals(config, golden):
     """Every key of the original has its value; all other keys are ours, or do not exist for the task."""
     for section, values in golden.items():
         cls = SECTIONS[section]
@@ -31,21 +29,21 @@ def assert_equals(config: Config, golden: dict[str, dict[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_experiments_resolve_to_the_original_values(name: str) -> None:
+def test_experiments_resolve_to_the_original_values(name):
     assert_equals(load_config(ROOT / "configs" / EXPERIMENTS[name]), GOLDEN[name]["sections"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults_are_those_of_the_original(kind: str) -> None:
+def test_defaults_are_those_of_the_original(kind):
     assert_equals(default_config(kind), GOLDEN[f"defaults_{kind}"])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_text_of_an_experiment_is_the_original_text(name: str) -> None:
+def test_text_of_an_experiment_is_the_original_text(name):
     assert config_to_string(load_config(ROOT / "configs" / EXPERIMENTS[name])) == GOLDEN[name]["string"]
 
 
-def test_panoptic_experiments_have_exactly_the_original_keys_and_ours() -> None:
+def test_panoptic_experiments_have_exactly_the_original_keys_and_ours():
     for section, cls in SECTIONS.items():
         original = set(GOLDEN["defaults_panoptic"][section])
         ours = {f.name for f in fields(cls) if f.metadata["ours"]}
@@ -59,13 +57,13 @@ def test_panoptic_experiments_have_exactly_the_original_keys_and_ours() -> None:
     [path for path in sorted((ROOT / "configs").glob("*.ini")) if "seamseg.contrib" not in path.read_text()],
     ids=lambda path: path.stem,
 )
-def test_every_packaged_experiment_loads_and_survives_its_text(path: Path) -> None:
+def test_every_packaged_experiment_loads_and_survives_its_text(path):
     config = load_config(path)
     assert config_from_string(config_to_string(config)) == config
     assert config.dataloader.train_batch_size
     assert config.dataloader.val_batch_size
 
 
-def test_the_page_of_all_keys_is_up_to_date() -> None:
+def test_the_page_of_all_keys_is_up_to_date():
     page = ROOT / "docs" / "config.md"
     assert page.read_text(encoding="utf-8") == reference(), "run `make reference` and commit docs/config.md"

@@ -1,11 +1,8 @@
 """Networks of a kind read all keys that have an effect on it, and none of those that are refused or reset for it."""
 
-from __future__ import annotations
-
 from contextlib import redirect_stdout
 from dataclasses import fields
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from support.micro import CONFIG
@@ -30,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_keys_of_a_kind_are_read_and_no_others(kind: str, micro: Path, tmp_path: Path) -> None:
+def test_all_keys_of_a_kind_are_read_and_no_others(kind, micro, tmp_path):
     config = config_from_string(CONFIG.format(norm="bn"), overrides=[f"general.kind={kind}"])
     AnchorGenerator.__call__.cache_clear()  # networks of equal keys share their anchors
     with recorded({**SECTIONS, "trainer": TrainerOptions}) as reads, redirect_stdout(StringIO()):

@@ -1,9 +1,6 @@
 """Configuration files with mistakes in them, each one line that names file, section, key and the way out."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -22,8 +19,7 @@ from seamseg.config.values import ValueProblem, parse_value
 from seamseg.utils.errors import InputError
 
 
-def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) -> str:
-    """Return the error of loading a wrong text called my.ini."""
+def problem(text, kind="panoptic", overrides=()):
     with pytest.raises(InputError) as error:
         check_training(config_from_string(text, kind, "my.ini", overrides), "my.ini", overrides)
     message = str(error.value)
@@ -43,7 +39,7 @@ def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) 
         ("[roi]\nnonsense", "my.ini: line 2: not `key = value`: 'nonsense'"),
     ],
 )
-def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> None:
+def test_unknown_names_and_files_that_are_no_ini(text, expected):
     assert problem(text).startswith(expected)
 
 
@@ -65,7 +61,7 @@ def test_unknown_names_and_files_that_are_no_ini(text: str, expected: str) -> No
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
     ],
 )
-def test_wrong_values(text: str, expected: str) -> None:
+def test_wrong_values(text, expected):
     message = problem(text)
     assert message.startswith("my.ini: ")
     assert expected in message
@@ -83,7 +79,7 @@ def test_wrong_values(text: str, expected: str) -> None:
         ("[dataloader]\ncolor_jitter = (0, 0, 0, .6)", "panoptic", "color_jitter: the hue, its last value, is at most"),
     ],
 )
-def test_values_that_contradict_each_other(text: str, kind: str, expected: str) -> None:
+def test_values_that_contradict_each_other(text, kind, expected):
     message = problem(text, kind)
     assert message.startswith("my.ini: ")
     assert expected in message
@@ -97,7 +93,7 @@ def test_values_that_contradict_each_other(text: str, kind: str, expected: str) 
         ("detection", "[roi]\nvoid_is_background = yes", "[roi] void_is_background"),
     ],
 )
-def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None:
+def test_keys_without_effect_are_refused(kind, text, key):
     line = f"{key} has no effect on networks of kind {kind}: remove it"
     assert problem(f"[general]\nkind = {kind}\n{text}") == f"my.ini: {line}"
     override = text.replace("[", "").replace("]\n", ".").replace(" = ", "=")
@@ -113,7 +109,7 @@ def test_keys_without_effect_are_refused(kind: str, text: str, key: str) -> None
     assert config_from_string(config_to_string(made)) == made
 
 
-def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_its_kind() -> None:
+def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_its_kind():
     text = "[sem]\nohem = .5\n[general]\nmin_stuff_area = 1\n[body]\nout_strides = {'mod2': 4}\n"
     made = config_from_string(text, "detection")
     assert made == default_config("detection")
@@ -132,13 +128,13 @@ def test_keys_of_the_original_without_effect_are_ignored_unless_the_file_states_
         ("optimizer.lr=x", "`overrides`: [optimizer] lr = x: expected a number"),
     ],
 )
-def test_wrong_overrides(override: str, expected: str) -> None:
+def test_wrong_overrides(override, expected):
     message = problem("", overrides=(override,))
     assert message.startswith("`overrides")
     assert expected in message
 
 
-def test_spellings(tmp_path: Path) -> None:
+def test_spellings(tmp_path):
     """As the original took them, and as Windows writes them."""
     text = """[optimizer]
 LR: .5
@@ -165,7 +161,7 @@ random_scale =
     assert config.dataloader.train_set == "50%(half)s"
 
 
-def test_overrides_win_over_the_file() -> None:
+def test_overrides_win_over_the_file():
     text = "[optimizer]\nlr = .5\nmomentum = .5\n[dataloader]\ntrain_set = mine"
     overrides = ["optimizer.lr=0.25", "optimizer.LR = 0.125", "dataloader.train_set="]
     overrides += ['scheduler.params={"gamma": 0.5}', "body.weights=a=b.pth"]
@@ -175,7 +171,7 @@ def test_overrides_win_over_the_file() -> None:
     assert config.body.weights == "a=b.pth"
 
 
-def test_an_override_of_the_width_replaces_the_channels_of_the_file() -> None:
+def test_an_override_of_the_width_replaces_the_channels_of_the_file():
     text = '[body]\nbody = resnet18\nout_channels = {"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}\n'
     text += '[fpn]\ninputs = ["mod2", "mod3", "mod4", "mod5"]\n'
     override = 'body.body_params={"width": 32}'
@@ -186,7 +182,7 @@ def test_an_override_of_the_width_replaces_the_channels_of_the_file() -> None:
     assert list(config.body.out_channels.values()) == [1, 2, 3, 4, 5]
 
 
-def test_what_the_text_holds() -> None:
+def test_what_the_text_holds():
     """Keys of ours only when they matter, so that the original reads it."""
     config = default_config()
     text = config_to_string(config)
@@ -203,7 +199,7 @@ def test_what_the_text_holds() -> None:
     assert differences(config, others) == ["scheduler.epochs: 90 -> 3", "dataloader.train_set: empty -> a"]
 
 
-def test_packaged_experiments_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_experiments_by_name(tmp_path, monkeypatch):
     assert {"vistas_r50", "cityscapes_r50", "coco_r50", "toy_city_r18"} <= set(experiments())
     assert load_config("vistas_r50") == load_config(find_experiment("vistas_r50.ini"))
     with pytest.raises(InputError, match="no packaged experiment 'vista_r50'; did you mean 'vistas_r50'"):
@@ -213,7 +209,7 @@ def test_packaged_experiments_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_config("vistas_r50").optimizer.lr == 7
 
 
-def test_the_kind_is_that_of_the_override_then_of_the_file_then_of_the_caller(tmp_path: Path) -> None:
+def test_the_kind_is_that_of_the_override_then_of_the_file_then_of_the_caller(tmp_path):
     path = tmp_path / "my.ini"
     path.write_text("")
     assert load_config(path).kind == "panoptic"
@@ -227,7 +223,7 @@ def test_the_kind_is_that_of_the_override_then_of_the_file_then_of_the_caller(tm
     assert load_config("toy_city_instance_r18").kind == "instance_seg"
 
 
-def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
+def test_an_override_of_the_kind_selects_its_loss_weights():
     six = "[optimizer]\nloss_weights = (1, 2, 3, 4, 5, 6)"
     changed = config_from_string(six, overrides=["general.kind=detection"])
     assert changed.optimizer.loss_weights == (1, 2, 3, 4)
@@ -240,7 +236,7 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "1e400", "-inf", "9" * 5000, "1,5", "0x10", "1 2"])
-def test_numbers_that_no_key_can_have(value: str) -> None:
+def test_numbers_that_no_key_can_have(value):
     for cls in SECTIONS.values():
         for spec in dataclasses.fields(cls):
             if (hint := get_type_hints(cls)[spec.name]) in (int, float, int | None, float | None):

@@ -1,7 +1,5 @@
 """Maps that heads read: from stored values to those of an augmented image."""
 
-from __future__ import annotations
-
 import io
 from random import Random
 from types import MappingProxyType, SimpleNamespace
@@ -31,7 +29,7 @@ from seamseg.utils.errors import InputError
 SIZE = (9, 14)
 
 
-def values(spec: ReadMap, seed: int = 0) -> MapValues:
+def values(spec, seed=0):
     drawn = np.random.default_rng(seed).normal(size=(spec.channels, *SIZE))
     return MapValues(drawn.astype(np.float32), spec)
 
@@ -178,7 +176,7 @@ def test_an_output_changes_as_its_ground_truth():
     assert found == {**outputs, "flow": MapFormat(2, mirror=(-1, 1), values="multiply")}
 
 
-def saved(array, **given) -> bytes:
+def saved(array, **given):
     out = io.BytesIO()
     np.save(out, array, **given)
     return out.getvalue()

@@ -1,7 +1,5 @@
 """Batch samplers against index sequences of the original, and their properties."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, SampleIndex
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler
 from seamseg.maps.formats.metadata import ImageInfo
 from seamseg.utils.errors import InputError
 
@@ -90,7 +88,7 @@ stops = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 
 @given(sizes, st.integers(0, 2), stops, st.integers(1, 5), st.integers(1, 4))
 def test_epoch_resumed_by_other_worlds_covers_each_image_once(img_sizes, epoch, stops, last_world, last_batch):
     """A segment has no image of an earlier one; a batch is repeated only to give all ranks the same number."""
-    seen: Counter[int] = Counter()
+    seen = Counter()
     segments = ()
     for size, batch, wanted in [*stops, (last_world, last_batch, None)]:
         samplers = world(img_sizes, size, batch, epoch, segments)
@@ -122,7 +120,7 @@ def test_epoch_resumed_by_other_worlds_covers_each_image_once(img_sizes, epoch, 
 COMMON, RARE, PORTRAIT = 0, 1, 2
 
 
-def images_of_classes(count: int = 400) -> list[ImageInfo]:
+def images_of_classes(count=400):
     """Return images: 1 % of the landscape ones have the rare class, every fourth is a portrait of a third class."""
     return [
         ImageInfo(str(i), [255, PORTRAIT], (30, 20), [0, 0])
@@ -157,7 +155,7 @@ def test_draws_do_not_depend_on_the_number_of_processes(world):
     every = images_of_classes(64)
     sizes = [image.size for image in every]
 
-    def keys(seed: int, epoch: int, world: int) -> list[SampleIndex]:
+    def keys(seed, epoch, world):
         found = []
         for rank in range(world):
             sampler = DistributedARBatchSampler(sizes, 2, world, rank, seed=seed)

@@ -124,14 +124,14 @@ def test_layers_are_kept():
 JITTER = (0.4, 0.4, 0.4, 0.2)
 
 
-def scene(size: tuple[int, int], seed: int = 0, count: int = 6) -> tuple[Image.Image, np.ndarray, list[int], list[int]]:
+def scene(size, seed=0, count=6):
     rng = np.random.default_rng(seed)
     image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
     mask = rng.integers(0, count, (1, *size)).astype(np.int32)
     return image, mask, [255, *range(count - 1)], [0] * count
 
 
-def batch_of(items: list[dict]):
+def batch_of(items):
     return collate([{**item, "id": str(i), "size": (1, 1)} for i, item in enumerate(items)])
 
 

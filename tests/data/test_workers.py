@@ -1,7 +1,5 @@
 """DataLoader workers: persistent or not, and their failure."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -18,13 +16,12 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import (
     BatchLoader,
     begin_worker,
-    collate,
     index_sampler,
     train_loader,
     translate_worker_errors,
 )
 from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import PackedSequence
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -151,7 +148,7 @@ def same(a, b):
     return a == b
 
 
-def assert_same(a: Batch, b: Batch):
+def assert_same(a, b):
     assert all(same(vars(a)[k], vars(b)[k]) for k in vars(a))
 
 
@@ -162,14 +159,3 @@ def test_worker_errors_are_one_line(make_folder, workers):
     with pytest.raises(InputError) as error:
         list(loader_of(dataset(root), workers, batch_size=1))
     assert str(error.value) == f"{root / 'img' / 'im1.png'}: the file is empty (0 bytes)"
-
-
-def test_pin_memory_pins_every_tensor(make_folder, monkeypatch):
-    from torch.utils.data._utils.pin_memory import pin_memory  # what the DataLoader's thread calls
-
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    data = dataset(make_folder())
-    batch = collate([data[0], data[1]])
-    assert_same(pin_memory(batch), batch)
-    assert len(pinned) == 10

@@ -14,7 +14,6 @@ PACKAGES = ["seamseg", "umsgpack", "configparser", "tarfile", "zipfile", "PIL"]
 
 
 def main() -> None:
-    """Fuzz a target, beginning with the kept inputs, or with files or folders that are named."""
     name, options = sys.argv[1], sys.argv[2:]
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for module in PACKAGES:

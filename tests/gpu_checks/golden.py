@@ -60,13 +60,11 @@ class Distance:
 
 
 def stored(case: str, name: str) -> Tensor:
-    """Load an array of the original."""
     return tensor("infer_cityscapes", f"cityscapes/{case}/{name}")
 
 
 @torch.no_grad()
 def distance(precision: str, net: PanopticNet, device: torch.device, images: list[str]) -> Distance:
-    """Compare the outputs of a network on a device with the stored ones."""
     config = load_config(CITYSCAPES)
     classes = [ClassInfo(str(i), i, i >= NUM_STUFF) for i in range(NUM_STUFF + NUM_THING)]
     found, evaluator = Distance(precision), PanopticEvaluator(classes)
@@ -99,7 +97,6 @@ def segments(categories: list[int]) -> list[SegmentInfo]:
 
 
 def main() -> int:
-    """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", default=list(IMAGES), help=f"among {', '.join(IMAGES)} (default: all)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")

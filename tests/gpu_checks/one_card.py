@@ -74,7 +74,6 @@ def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[f
 
 
 def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str) -> None:
-    """Run a process: every variant on the device, then on the CPU."""
     os.environ.update(SEAMSEG_CUDA_BACKEND="gloo", CUBLAS_WORKSPACE_CONFIG=":4096:8")
     # as on the CPU: convolutions in full float32, sums in a fixed order
     torch.backends.cudnn.allow_tf32 = False
@@ -95,7 +94,6 @@ def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str
 
 
 def main() -> int:
-    """Train, compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=8, help="steps of each training (default: %(default)s)")

@@ -66,7 +66,6 @@ class Tally:
 
 
 def plain_form(name: str) -> Callable[..., Any]:
-    """Return the plain implementation of an operator."""
     for info in pkgutil.iter_modules(seamseg.ops.reference.__path__):
         module = importlib.import_module(f"seamseg.ops.reference.{info.name}")
         if hasattr(module, name):
@@ -90,7 +89,6 @@ def moved(value: Any, device: torch.device, shift: int) -> Any:
 
 
 def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
-    """Call an operator with the arguments of a seed."""
     operator = getattr(torch.ops.seamseg, name).default
     reference = plain_form(name) if device.type == "cpu" else operator
     theirs, shift = plausible(name, seed), seed % 2
@@ -158,7 +156,6 @@ def work(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> int:
-    """Print the results; return the number of operators and cases that fail."""
     print(f"\n{'operator':<30}{'served by':<14}{'compared':>9}{'empty':>7}{'unaligned':>10}{'refused':>8}{'fail':>6}")
     bad = []
     for name, row in result["operators"].items():
@@ -177,7 +174,6 @@ def verdict(result: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="only operators and cases that contain one of these words")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")

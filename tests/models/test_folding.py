@@ -217,8 +217,6 @@ def test_parts_of_others_are_not_folded():
         net = network(overrides=(TINY_CHANNELS,))
 
     class Own(nn.Module):
-        """Runs a stage as a whole, and reads its first layer."""
-
         def __init__(self, stage):
             super().__init__()
             self.stage = stage

@@ -36,7 +36,6 @@ THREE, EMPTY = (
 
 
 def step_of(config, device="cpu"):
-    """A step on a batch: forward pass, losses, backward pass and update."""
     torch.manual_seed(0)
     with narrow_body():
         module = build_training_module(config, 2, 3).train().to(device)
@@ -157,7 +156,6 @@ def test_memory_of_a_step_of_the_largest_network():
 
 @pytest.fixture
 def waits_are_errors():
-    """Makes torch raise where the host waits for a GPU."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 

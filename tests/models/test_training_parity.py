@@ -106,7 +106,6 @@ def test_losses(step):
 
 
 def proposal_logits(step):
-    """Objectness logits of our proposals, looked up by their boxes."""
     outputs = step.outputs
     boxes = clip_boxes(
         decode_boxes(outputs.rpn.anchors, outputs.rpn.bbx_logits[0].detach()), outputs.features.valid_sizes[0]

@@ -113,8 +113,6 @@ def test_one_value_or_none(op, shape, training):
 
 
 class Call(nn.Module):
-    """A function of a map and layers."""
-
     def __init__(self, function, *layers):
         super().__init__()
         self.function, self.layers = function, nn.ModuleList(layers)

@@ -25,7 +25,7 @@ from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.reference import boxes as plain
 
 
-def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
+def random_boxes(n, seed, size=50.0):
     generator = torch.Generator().manual_seed(seed)
     corner = torch.rand(n, 2, generator=generator) * size - 5
     return torch.cat((corner, corner + torch.rand(n, 2, generator=generator) * size / 2), 1)
@@ -90,10 +90,7 @@ def test_decoding_clamps_scales_only():
         (lambda: box_iou(torch.rand(3, 5), torch.rand(2, 4)), "a must be N x 4, got float32 tensor of shape 3x5"),
         (lambda: box_iou(torch.rand(3, 4), torch.rand(4)), "box_iou: b must be N x 4"),
         (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
-        (
-            lambda: box_area(torch.zeros(2, 4).long()),
-            "boxes must be a floating point tensor, got int64 tensor of shape",
-        ),
+        (lambda: box_area(torch.zeros(2, 4).long()), "boxes must be a floating point tensor, got int64"),
         (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),
         (lambda: smooth_l1(torch.rand(3, 4), torch.rand(1, 4), 1), "one shape, got float32 tensor of shape 3x4 and"),
         (lambda: smooth_l1(torch.rand(3, 4), torch.rand(3, 4), 0), "sigma must be positive, got 0"),

@@ -94,7 +94,6 @@ def test_one_mask_is_what_it_is_defined_as(seed, height, width, cells):
 
 
 def pasted(ids, logits, boxes, overlap, first_id=1, keep_empty=False):
-    """Which instances got an id, by number."""
     kept = paste_masks_into(ids, logits.sigmoid(), boxes, overlap, first_id, keep_empty)
     return kept.nonzero().flatten().tolist()
 

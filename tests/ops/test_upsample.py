@@ -107,7 +107,6 @@ def test_argmax_kernel_equals_plain(shape, padded, cut, kind, dtype, layout, see
 
 
 def both_losses(logits, padded, target, ohem):
-    """Loss and gradient, of the kernels and in plain torch."""
     leaf = logits.detach().requires_grad_()
     loss = upsample_ohem_loss(leaf, padded, target.shape, target, ohem)
     gradient = torch.autograd.grad(loss, leaf)[0]

@@ -1,7 +1,5 @@
 """Texts of others reach a terminal only with control characters as escapes."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -22,7 +20,7 @@ SHOWN = r"a\x1b]0;x\x07\x9b2J\u202egpj\u2066\u200b\U000e0041"
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_nothing_else_prints(path: Path) -> None:
+def test_nothing_else_prints(path):
     if path.relative_to(PACKAGE).as_posix() in ALONE:
         return
     found = []
@@ -34,7 +32,7 @@ def test_nothing_else_prints(path: Path) -> None:
     assert not found
 
 
-def test_escapes() -> None:
+def test_escapes():
     assert printable(HOSTILE) == SHOWN
     kept = "straße\t\u732b\n\u05d0 \u0645\u06cc\u200c\u062e\u0648 \U0001f468\u200d\U0001f469 \u2602\ufe0f"
     assert printable(kept) == kept == str(InputError(kept))
@@ -43,7 +41,7 @@ def test_escapes() -> None:
     assert one_line(InputError("a\n\tb\x1b")) == r"a b\x1b"
 
 
-def test_every_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_out(tmp_path, capsys):
     echo(HOSTILE, 1, sep=HOSTILE)
     list(progress([1], desc=f"{HOSTILE}\n{HOSTILE}"))
     log = TextLog(tmp_path / "log.txt")

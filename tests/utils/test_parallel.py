@@ -1,12 +1,9 @@
 """Work in threads and processes: what happens to it when an iteration ends early, or a parent is killed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading
 import time
-from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -88,12 +85,12 @@ class _Endless(torch.utils.data.IterableDataset):
             yield bytes(1 << 20)
 
 
-def _wait(number: int) -> int:
+def _wait(number):
     time.sleep(60 if number else 0)
     return number
 
 
-def _start_workers(kind: str, started: Connection) -> None:
+def _start_workers(kind, started):
     if kind == "map":
         results = parallel_map(_wait, range(3), 2)
     else:
@@ -121,7 +118,7 @@ def test_workers_end_with_a_killed_parent(kind):
 
 def test_workers_outlive_the_thread_that_has_started_them():
     results = parallel_map(str, range(9), 2)
-    first: list[str] = []
+    first = []
     thread = threading.Thread(target=lambda: first.append(next(results)))
     thread.start()
     thread.join()

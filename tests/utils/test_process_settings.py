@@ -1,7 +1,5 @@
 """Process settings: applied in the process itself, inherited by child processes, overridden by those of the user."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -37,7 +35,7 @@ if "child" in sys.argv:
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
 
 
-def lines(tmp_path, *words: str, **extra: str) -> list[str]:
+def lines(tmp_path, *words, **extra):
     (tmp_path / "program.py").write_text(PROGRAM)
     unwanted = (*process_settings.MALLOC, process_settings.MALLOC_SWITCH, "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     env = {name: value for name, value in os.environ.items() if name not in unwanted} | extra
@@ -47,7 +45,7 @@ def lines(tmp_path, *words: str, **extra: str) -> list[str]:
 
 
 @glibc
-def test_the_allocator_is_set_here_and_in_processes_started_from_here(tmp_path) -> None:
+def test_the_allocator_is_set_here_and_in_processes_started_from_here(tmp_path):
     printed = lines(tmp_path, "apply", "child")
     assert printed.count("kept: True False") == 2
     assert printed.count("large buffers are kept") == 2
@@ -63,34 +61,8 @@ def test_the_allocator_is_set_here_and_in_processes_started_from_here(tmp_path) 
         (("apply",), {"MALLOC_TOP_PAD_": "9", "OMP_WAIT_POLICY": "active"}, "large buffers are kept", "OMP_WAIT_"),
     ],
 )
-def test_an_import_changes_nothing_nor_what_the_user_has_set(tmp_path, words, variables, malloc, spin) -> None:
+def test_an_import_changes_nothing_nor_what_the_user_has_set(tmp_path, words, variables, malloc, spin):
     kept, *status = lines(tmp_path, *words, **variables)
     assert kept == "kept: False False"
     assert status[0].startswith(malloc)
     assert status[1].startswith(spin)
-
-
-@glibc
-@pytest.mark.parametrize("photo", ["large", "small", "small, half a minute later"])
-def test_memory_is_returned_after_a_large_photo_and_now_and_then(tmp_path, photo) -> None:
-    program = f"""
-import ctypes
-from pathlib import Path
-from seamseg.utils import process_settings
-process_settings.apply()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
-blocks = [libc.malloc(16 << 20) for _ in range(8)]
-for block in blocks:
-    ctypes.memset(block, 1, 16 << 20)
-for block in blocks:
-    libc.free(block)
-pages = lambda: int(Path("/proc/self/statm").read_text().split()[1])
-before = pages()
-process_settings._returned -= {"later" in photo} * process_settings._RETURN_INTERVAL
-process_settings.return_memory(process_settings.LARGE_PIXELS - {"small" in photo:d})
-print((before - pages()) * 4096 > 100 << 20)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.strip() == str(photo != "small")

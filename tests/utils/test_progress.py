@@ -1,7 +1,5 @@
 """Progress: plain lines at intervals, a bar on a terminal, nothing when quiet, and the items untouched."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -11,7 +9,7 @@ from seamseg.utils import progress as module
 from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def lines(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
@@ -26,16 +24,14 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ([], {"desc": "images"}, []),
     ],
 )
-def test_fast_work_is_one_line(items, options, shown, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fast_work_is_one_line(items, options, shown, capsys):
     list(progress(items, **options))
     found = lines(capsys)
     assert len(found) == len(shown)
     assert all(line.startswith(start) for line, start in zip(found, shown))
 
 
-def test_slow_work_prints_lines_with_the_time_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_work_prints_lines_with_the_time_left(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(tqdm.std, "time", lambda: now)
     monkeypatch.setattr(module, "LINE_SECONDS", 15.0)
@@ -48,14 +44,14 @@ def test_slow_work_prints_lines_with_the_time_left(
     ]
 
 
-def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(progress(range(3), desc="images")) == [0, 1, 2]
     assert "3/3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_work_that_reports_itself(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_that_reports_itself(quiet, capsys):
     set_quiet(quiet)
     report = counter("scenes")
     for done in (1, 2, 3):

@@ -1,7 +1,5 @@
 """Models scored on a data set with other classes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

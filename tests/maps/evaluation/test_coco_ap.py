@@ -1,7 +1,5 @@
 """Average precision of boxes and masks: equal to pycocotools and hotcoco, known values and odd images."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -85,7 +83,6 @@ def rle_of(mask):
 
 
 def as_files(images, folder, kind):
-    """Paths of the ground truth and of the results."""
     truth, results = [], []
     for number, ((ids, cat, crowd, guess), _) in enumerate(images):
         for i in np.unique(ids).tolist():
@@ -110,7 +107,6 @@ def as_files(images, folder, kind):
 
 
 def six_numbers(module, paths, kind, categories=(1, 2, 3)):
-    """By the classes of a tool."""
     with contextlib.redirect_stdout(io.StringIO()):
         truth, found = paths
         truth = module.COCO(truth)

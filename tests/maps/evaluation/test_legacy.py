@@ -1,7 +1,5 @@
 """The original's counting, against arrays that the original program made (`pan_stats` of ops.npz)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

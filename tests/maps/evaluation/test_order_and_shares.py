@@ -1,7 +1,5 @@
 """The same bits for any order of the images, any shares of them, and any order of adding the shares up."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import random
@@ -27,7 +25,6 @@ def evaluator_of(seeds, legacy=False):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["official", "legacy"])
 def whole(request):
-    """All images in their order, and one evaluator of each image."""
     return evaluator_of(range(IMAGES), request.param), [evaluator_of([s], request.param) for s in range(IMAGES)]
 
 

@@ -1,7 +1,5 @@
 """Scores that official tools lack against plain definitions, and corner cases of the official evaluation by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

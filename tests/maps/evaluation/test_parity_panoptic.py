@@ -4,8 +4,6 @@ hotcoco and cityscapesscripts are in the extra `parity`. panopticapi needs anoth
 put it into an environment of its own and set SEAMSEG_PANOPTICAPI_PYTHON to the Python of that environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Pixel counts and mIoU equal to those of the Cityscapes scripts on random label maps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

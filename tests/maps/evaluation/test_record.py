@@ -1,12 +1,11 @@
 """The evaluation folder: outcomes of segments, written, read, and rejected if broken."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 
+from seamseg.cli.main import main
 from seamseg.maps.evaluation import ClassInfo, evaluate_panoptic_json
 from seamseg.maps.evaluation.record import IMAGES, SUMMARY, SegmentRecord, read_evaluation
 from seamseg.maps.formats.id_png import write_id_png
@@ -16,7 +15,6 @@ CATEGORIES = [{"id": 7, "name": "road", "isthing": 0, "color": [128, 64, 128]}, 
 
 
 def make(folder, name, maps, categories, scores=()):
-    """A COCO panoptic JSON of `(image id, ids, segments)`, segments as `(id, category_id, iscrowd)`."""
     annotations = []
     for image_id, ids, segments in maps:
         ids = np.array(ids)
@@ -138,3 +136,27 @@ def test_scores_that_are_not_finite(files, tmp_path):
     change(files[1], lambda content: content["annotations"][0]["segments_info"][1].update(score=float("nan")))
     evaluate_panoptic_json(*files, out=tmp_path / "out")
     assert [s.score for s in next(read_evaluation(tmp_path / "out").images()).prediction] == [None, None, 0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to score"),
+        (["--gt", "GT"], "--gt and --pred must be given together"),
+        (["model.zip", "data", "--gt", "GT", "--pred", "PRED"], "are mutually exclusive"),
+        (["--gt", "GT", "--pred", "PRED", "--tta", "flip"], "--tta and --gt / --pred are mutually exclusive"),
+        (["--gt", "GT", "--pred", "PRED", "--protocol", "cityscapes", "--precision", "bf16"], "--precision"),
+        (["model.zip", "data", "--workers", "2"], "--workers"),
+        (["--gt", "GT", "--pred", "PRED", "--workers", "0"], "at least 1"),
+        (["model.zip", "data", "--photos", "p"], "--photos"),
+        (["--gt", "GT", "--pred", "PRED", "--out", "GT"], "must be a folder"),
+        (["--gt", "GT", "--pred", "PRED", "--out", "o", "--legacy-metrics"], "are mutually exclusive"),
+        (["--gt", "missing.json", "--pred", "PRED"], "missing.json: no such file"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(files, capsys, arguments, words):
+    replaced = [{"GT": str(files[0]), "PRED": str(files[1])}.get(a, a) for a in arguments]
+    assert main(["evaluate", *replaced]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert "\n" not in error

@@ -1,7 +1,5 @@
 """Ground truth of a dataset folder as one map, and its comparison with results of the network."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The printed table and the JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """COCO panoptic files: written, read, evaluated, and rejected if broken."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -158,11 +156,7 @@ def use_twice(content):
         (1, lambda c: first_segments(c)[0].update(category_id=999), "image a.*category_id 999"),
         (1, lambda c: first_segments(c).append(dict(first_segments(c)[0])), "image a.*is listed twice"),
         (1, lambda c: first_segments(c)[0].pop("id"), "image a.*invalid segment"),
-        (
-            1,
-            lambda c: c.update(annotations=c["annotations"][:1]),
-            "no prediction for image 'c'.*and 1 more.*the first prediction is for image 'a'",
-        ),
+        (1, lambda c: c.update(annotations=c["annotations"][:1]), "'c'.*and 1 more.*first .* image 'a'"),
         (1, lambda c: c.pop("annotations"), r"pred\.json.*annotations"),
         (1, lambda c: c["annotations"][0].update(file_name="\ud800.png"), "not a readable PNG"),
         (0, use_twice, r"gt\.json: image a is annotated twice"),
@@ -202,17 +196,6 @@ def test_predictions_are_found_by_the_name_of_the_photo(pair):
     with pytest.raises(
         InputError, match=r"no prediction for image 1000 .*; the first prediction is for image 'city/a_"
     ):
-        evaluate_panoptic_json(gt, pred)
-
-
-def test_missing_and_wrong_files(pair, tmp_path):
-    gt, pred = pair
-    with pytest.raises(InputError, match=r"none\.json: no such file"):
-        evaluate_panoptic_json(tmp_path / "none.json", pred)
-    with pytest.raises(InputError, match="is a folder, expected a COCO panoptic JSON"):
-        evaluate_panoptic_json(tmp_path, pred)
-    gt.write_text(gt.read_text()[:99])
-    with pytest.raises(InputError, match="not JSON, or a truncated one"):
         evaluate_panoptic_json(gt, pred)
 
 

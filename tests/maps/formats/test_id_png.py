@@ -30,7 +30,6 @@ def read_by_pillow(path):
 
 @pytest.fixture(params=["kernel", "pillow"])
 def reader(request, monkeypatch):
-    """With and without the compiled decoder."""
     if request.param == "pillow":
         monkeypatch.setattr(id_png, "has_kernel", lambda: False)
     else:

@@ -15,7 +15,6 @@ labels = st.integers(0, 5)
 
 
 def check(a, b):
-    """The library against numpy."""
     for found, wanted in zip(*by_c_and_numpy(joint_histogram, a, b)):
         assert np.array_equal(found, wanted)
         assert found.dtype == wanted.dtype == np.int64

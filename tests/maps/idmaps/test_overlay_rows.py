@@ -14,7 +14,6 @@ sizes = st.tuples(st.sampled_from([1, 2, 3, 5, 40]), st.sampled_from([1, 2, 3, 6
 
 
 def scene(seed, size, count):
-    """An id map with a few unknown ids, and the colours and instances among the ids."""
     rng = np.random.default_rng(seed)
     ids = random_ids(rng, *size, rng.choice([1, 3, 12]), count + 1).astype(np.int32)
     ids[rng.random(size) < 0.01] = rng.choice([-1, -(2**31), 2**31 - 1, count])

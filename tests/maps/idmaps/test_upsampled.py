@@ -15,7 +15,6 @@ from seamseg.maps.idmaps.reference import Axis
 
 @st.composite
 def images(draw):
-    """Generate the sizes of logits, padded input, its valid part, and the image."""
     padded = draw(st.tuples(st.integers(1, 90), st.integers(1, 90)))
     size = tuple(draw(st.integers(1, p)) for p in padded)
     native = draw(st.just(size) | st.tuples(st.integers(1, 300), st.integers(1, 700)))

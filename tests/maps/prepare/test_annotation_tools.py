@@ -30,7 +30,6 @@ CLASS_LIST = "[sky]\nid = 0\nkind = stuff\n[car]\nid = 1\nkind = thing\n"
 
 
 def scene(seed, size=(40, 56)):
-    """Stuff, things, a crowd and void."""
     rng = np.random.default_rng(seed)
     ids = np.ones(size, np.int32)
     ids[size[0] // 2 :] = 7
@@ -51,7 +50,6 @@ def scene(seed, size=(40, 56)):
 
 @pytest.fixture
 def written(tmp_path):
-    """Images in two folders with the same file names, and both formats."""
     results = {}
     writers = make_writers(["cvat", "labelstudio"], tmp_path, CLASSES)
     records = []

@@ -1,20 +1,17 @@
 """Files in zip files are read like unpacked ones, and damage is reported."""
 
-import pickle
 import zipfile
 
 import numpy as np
 import pytest
 from support.source_files import photo, picture, zip_of
 
-from seamseg.maps.images import open_image
-from seamseg.maps.prepare.archives import ArchiveMember, SourceTree, decoded, fingerprint, read_map, size_of
+from seamseg.maps.prepare.archives import SourceTree
 from seamseg.utils.errors import InputError
 
 
 @pytest.fixture
 def source(tmp_path):
-    """`a/b/x.png`, `a/m.png`, `top.txt`."""
     root = tmp_path / "source"
     photo(root / "a" / "b" / "x.png", (8, 12), 7)
     picture(root / "a" / "m.png", np.arange(96).reshape(8, 12) * 500, np.uint16)
@@ -27,27 +24,6 @@ def packed(source, tmp_path, kind):
     folder.mkdir()
     zip_of(source, folder / "all.zip", zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED)
     return folder
-
-
-def test_members(source, tmp_path):
-    root = packed(source, tmp_path, "deflated")
-    found = SourceTree(root)
-    assert found.folders("") == ["a"]
-    assert found.folders("a") == ["b"]
-    assert found.folders("x") == []
-    assert list(found.files("a")) == ["m.png"]
-    assert "top.txt" in found.files("")
-    text, image, mask = (found.file(p) for p in ("top.txt", "a/b/x.png", "a/m.png"))
-    assert isinstance(text, ArchiveMember)
-    assert text.read_bytes() == (source / "top.txt").read_bytes()
-    assert pickle.loads(pickle.dumps(mask)) == mask
-    assert (image.name, image.suffix) == ("x.png", ".png")
-    assert size_of(image) == (8, 12)
-    assert np.asarray(decoded(image, open_image)).max() == 7
-    assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
-    assert fingerprint(text) == fingerprint(found.file("top.txt")) != fingerprint(image)
-    assert str(image).endswith("all.zip/a/b/x.png")
-    assert found.file("none") is None
 
 
 @pytest.mark.parametrize(("coding", "flag"), [("utf-8", 0), ("utf-8", 1 << 11), ("cp437", 0)])

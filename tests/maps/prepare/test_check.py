@@ -13,11 +13,11 @@ from support.source_files import classes, photo, picture, tree
 from seamseg.cli.main import main
 from seamseg.maps.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.maps.prepare.check import check_dataset
-from seamseg.maps.prepare.contact_sheet import _edges, write_contact_sheet
+from seamseg.maps.prepare.contact_sheet import write_contact_sheet
 from seamseg.maps.prepare.writer import DatasetWriter, Instances, SourceFrame
 
 
-def read(frame: SourceFrame) -> Instances:
+def read(frame):
     ids = np.ones((10, 14), np.uint8)
     ids[0], ids[5:, 7:], ids[8:, 10:], ids[1] = 0, 2, 3, 4
     return Instances(ids, [255, 0, 2, 2, 1], [0, 0, 0, 1, 0])
@@ -25,7 +25,6 @@ def read(frame: SourceFrame) -> Instances:
 
 @pytest.fixture
 def data(tmp_path):
-    """Three images in train, one in val; every class in each."""
     photos = [photo(tmp_path / "src" / f"{k}.png", (10, 14), 20 * k) for k in range(4)]
     frames = [SourceFrame(f"im{k}", path, path, path.name) for k, path in enumerate(photos)]
     writer = DatasetWriter(tmp_path / "data", classes(), 1, link="copy")
@@ -221,10 +220,3 @@ def test_sheet_shows_every_class_and_no_unreadable_image(data, tmp_path, name):
         assert sheet.height == 344 + 22 + 8 + 14 * 2
         legend = {tuple(c) for c in np.asarray(sheet).reshape(-1, 3).tolist()}
     assert set(m.palette) <= legend
-
-
-def test_edges_close_around_a_thing_and_are_single_between_two():
-    ids = np.zeros((6, 9), int)
-    ids[1:5, 1:4], ids[1:5, 4:8] = 1, 2
-    rows = ["." * 9, ".#######.", ".#..#..#.", ".#..#..#.", ".#######.", "." * 9]
-    assert ["".join(".#"[v] for v in row) for row in _edges(ids, ids > 0).astype(int)] == rows

@@ -21,7 +21,7 @@ FIXTURE = Path(__file__).parents[2] / "golden" / "prep_fixture.zip"
 
 
 @pytest.fixture
-def raw(tmp_path) -> Path:
+def raw(tmp_path):
     """A raw tree of two training frames that tests may modify."""
     root = tmp_path / "raw"
     for k, city in enumerate(("ulm", "jena")):
@@ -33,11 +33,11 @@ def raw(tmp_path) -> Path:
     return root
 
 
-def truth_of(raw: Path, city: str = "ulm") -> Path:
+def truth_of(raw, city="ulm"):
     return next((raw / "gtFine" / "train" / city).iterdir())
 
 
-def annotations(path: Path):
+def annotations(path):
     content = json.loads(path.read_text())
     fields = ("image_id", "category_id", "iscrowd", "area", "bbox", "width", "height")
     images = {i["id"]: (i["file_name"], i["width"], i["height"]) for i in content["images"]}

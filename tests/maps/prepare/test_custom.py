@@ -132,7 +132,6 @@ def change(coco, function, target="instances.json"):
 
 
 def instances(coco, *labels, out="out", source="instances.json", classes=False, **options):
-    """Convert, and return what was skipped."""
     given = tuple(str(coco / name) for name in ("photos", source, *labels))
     listed = coco / "classes.ini" if classes else None
     done = prepare_instances(coco / out, {"train": given}, listed, ConversionOptions(1, **options))

@@ -1,10 +1,6 @@
 """Ground truth is exported to each format and read back by `prepare` without loss."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,18 +24,18 @@ from seamseg.utils.errors import InputError
 ONE = ConversionOptions(workers=1)
 
 
-def from_coco(data: Path, out: Path, split: str, back: Path) -> Path:
+def from_coco(data, out, split, back):
     path = out / "coco" / f"panoptic_{split}"
     prepare_panoptic(back, {split: (str(data / "img"), f"{path}.json", str(path))}, ONE)
     return back
 
 
-def from_cityscapes(data: Path, out: Path, split: str, back: Path) -> Path:
+def from_cityscapes(data, out, split, back):
     prepare_cityscapes(out / "cityscapes", back, ["train_extra" if split == "coarse" else split], ONE)
     return back
 
 
-def from_vistas(data: Path, out: Path, split: str, back: Path) -> Path:
+def from_vistas(data, out, split, back):
     prepare_vistas(
         out / "vistas", back, splits=[{"train": "training", "val": "validation"}.get(split, split)], options=ONE
     )
@@ -67,26 +63,6 @@ def test_export_and_read_back(tmp_path, format_, crowds):
     for image in old.images:
         photo = DatasetFolder(back).image_path(image.id)
         assert photo.read_bytes() == (data / "img" / f"{image.id}.png").read_bytes()
-
-
-def test_group_classes_become_vistas_crowds(tmp_path):
-    classes = replace(CLASSES, categories=["road", "sky", "human--group", "car"], original_ids=[3, 9, 5, 0])
-    data = make_city(tmp_path / "data", classes=classes)
-    metadata = read_metadata(data / "metadata.bin")
-    things = [replace(i, iscrowd=[int(c == 2) for c in i.cat]) for i in metadata.images]
-    write_metadata(data / "metadata.bin", replace(metadata, images=things))
-    export_dataset(data, tmp_path / "out", formats=["vistas"], options=ONE)
-    back = DatasetFolder(from_vistas(data, tmp_path / "out", "val", tmp_path / "back"))
-    names = back.metadata.categories
-    for image in back.metadata.images:
-        of_class = [(names[c], crowd) for c, crowd in zip(image.cat[1:], image.iscrowd[1:])]
-        # all crowds of a class are one
-        assert of_class.count(("human--group", 1)) == 1
-        assert ("human--group", 0) not in of_class
-        assert of_class.count(("car", 0)) == 3
-        assert ("car", 1) not in of_class
-    config = json.loads((tmp_path / "out" / "vistas" / "config.json").read_text())["labels"]
-    assert [k for k, label in enumerate(config) if label["evaluate"]] == [0, 3, 5, 9]
 
 
 def test_vistas_files_are_consistent(tmp_path):
@@ -118,8 +94,7 @@ def test_several_splits_and_their_names(tmp_path):
         export_dataset(data, tmp_path / "again", formats=["vistas"])
 
 
-def make_crowded(root: Path, count: int) -> Path:
-    """Make a dataset folder with an image of `count` cars of one pixel."""
+def make_crowded(root, count):
     for folder in ("img", "msk", "lst"):
         (root / folder).mkdir(parents=True)
     size = (30, 50)

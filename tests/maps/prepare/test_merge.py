@@ -53,7 +53,6 @@ def parts(tmp_path):
 
 
 def test_by_name(parts, tmp_path):
-    """Merging again changes nothing."""
     out = tmp_path / "out"
     layer = np.zeros((6, 4), np.uint8)
     layer[0, 0] = 2

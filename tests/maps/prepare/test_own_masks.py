@@ -269,7 +269,6 @@ THINGS = "[car]\nid = 0\nkind = thing\n[bus]\nid = 7\nkind = thing\n"
 
 
 def things(raw, form):
-    """A bus of 3 x 4 pixels, and nothing else."""
     (raw / "classes.ini").write_text(THINGS.replace("id = 0", "id = 1") if form == "voc" else THINGS)
     if form == "yolo":
         yolo(raw, "7 0 0 .25 0 0 .5")

@@ -27,7 +27,7 @@ LABELS = [
 
 
 @pytest.fixture
-def raw(tmp_path) -> Path:
+def raw(tmp_path):
     """One training frame: sky, cars 0, 4 and 254, a group, an unevaluated group, two patches of road."""
     root = tmp_path / "raw"
     write_json(root / "config.json", {"labels": LABELS})

@@ -1,10 +1,6 @@
 """Evaluations of toy-city scenes; the predictions are the ground truth with random errors."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +17,15 @@ CONFUSED = {26: 27, 24: 25, 8: 7}
 """Class with which a class is sometimes confused."""
 
 
-def write_evaluation(root: Path, seed: int) -> Path:
+def write_evaluation(root, seed):
     """Images and ground truth of ten scenes in `root`, predictions and evaluation in `root/run{seed}`, of errors."""
     run = root / f"run{seed}"
     categories = [
         {"id": c, "name": NASTY.get(c, NAMES[c]), "isthing": int(c in THINGS), "color": rgb}
         for c, rgb in zip(CLASSES, distinct_colors(len(CLASSES)).tolist())
     ]
-    truth: dict[str, list[Any]] = {"images": [], "annotations": [], "categories": categories}
-    found: dict[str, list[Any]] = {"annotations": []}
+    truth = {"images": [], "annotations": [], "categories": categories}
+    found = {"annotations": []}
     (root / "photos").mkdir(exist_ok=True)
     for k in range(10):
         # rendering is slow: the first eight scenes are repeated
@@ -47,7 +43,7 @@ def write_evaluation(root: Path, seed: int) -> Path:
     return run
 
 
-def _disturbed(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _disturbed(ids, rng):
     out = np.roll(ids, tuple(rng.integers(-2, 3, 2).tolist()), (0, 1))
     for value in np.unique(out).tolist():
         draw, category = rng.random(), value // 1000 or value
@@ -61,8 +57,7 @@ def _disturbed(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return out
 
 
-def _write(folder: Path, name: str, ids: np.ndarray, rng: np.random.Generator | None = None) -> dict[str, Any]:
-    """Write the PNG of an image and return its annotation, with scores of things if they are drawn by `rng`."""
+def _write(folder, name, ids, rng=None):
     out, segments = np.where(np.isin(ids, VOIDS), 0, ids).astype(np.int64), []
     for value in np.unique(out[out > 0]).tolist():
         category, area = value // 1000 or value, int((out == value).sum())
@@ -86,7 +81,6 @@ NASTY = {
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two runs on the same ten scenes, with awkward class names."""
+def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("report")
     return write_evaluation(root, 0), write_evaluation(root, 1)

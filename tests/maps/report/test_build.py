@@ -1,14 +1,10 @@
 """The data of the report is that of the evaluation; one-line errors."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import re
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,18 +17,17 @@ from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.report import find_evaluation
-from seamseg.maps.report.build import select_extremes
 from seamseg.utils.errors import printable
 
 
 @pytest.fixture(scope="module")
-def page(runs: tuple[Path, Path]) -> Path:
+def page(runs):
     assert main(["report", str(runs[0]), "--size", "128", "--quiet"]) == 0
     return runs[0] / "report.html"
 
 
 @pytest.fixture
-def copy(runs: tuple[Path, Path], tmp_path: Path) -> Path:
+def copy(runs, tmp_path):
     """A copy of the first run's evaluation without the maps, for modifications."""
     shutil.copytree(runs[0] / "evaluation", tmp_path / "evaluation")
     summary = tmp_path / "evaluation" / SUMMARY
@@ -45,7 +40,7 @@ def copy(runs: tuple[Path, Path], tmp_path: Path) -> Path:
     return tmp_path / "evaluation"
 
 
-def test_headline_classes_and_confusion_are_those_of_the_evaluation(page: Path) -> None:
+def test_headline_classes_and_confusion_are_those_of_the_evaluation(page):
     evaluation = find_evaluation(page.parent)
     found = blocks(page)["summary"][0]
     scores = evaluation.scores
@@ -64,7 +59,7 @@ def test_headline_classes_and_confusion_are_those_of_the_evaluation(page: Path) 
         assert all(row[key] == [expected[key]] for key in ("PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN"))
 
 
-def test_histograms_count_every_segment_once(page: Path) -> None:
+def test_histograms_count_every_segment_once(page):
     found = blocks(page)["summary"][0]["histograms"][0]
     images = list(find_evaluation(page.parent).images())
     truth = [s for i in images for s in i.ground_truth if s.outcome != "crowd"]
@@ -77,7 +72,7 @@ def test_histograms_count_every_segment_once(page: Path) -> None:
     assert any(2**k <= s.area < 2 ** (k + 1) for s in truth if s.outcome == "matched")
 
 
-def test_maps_and_segments_are_exact(page: Path) -> None:
+def test_maps_and_segments_are_exact(page):
     evaluation = find_evaluation(page.parent)
     pictures = blocks(page)["image"]
     assert len(pictures) == 10
@@ -103,7 +98,7 @@ def test_maps_and_segments_are_exact(page: Path) -> None:
             assert partners == [s.partner for s in segments]
 
 
-def test_limited_images_are_the_worst_and_the_best(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_limited_images_are_the_worst_and_the_best(runs, tmp_path):
     out = tmp_path / "deep" / "few.html"
     assert main(["report", str(runs[0]), "--out", str(out), "--images", "4", "--size", "64", "--quiet"]) == 0
     found = blocks(out)
@@ -115,12 +110,7 @@ def test_limited_images_are_the_worst_and_the_best(runs: tuple[Path, Path], tmp_
     assert [p.name for p in out.parent.iterdir()] == ["few.html"]
 
 
-def test_select_extremes() -> None:
-    assert select_extremes([3.0, 1.0, 2.0, 9.0], 3) == [1, 2, 3]
-    assert select_extremes([None, 5.0, None, 4.0], 3) == [0, 1, 3]
-
-
-def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_against_joins_images_by_id(runs, tmp_path):
     out = tmp_path / "a.html"
     assert main(["report", str(runs[0]), "--against", str(runs[1]), "--out", str(out), "--size", "64", "--quiet"]) == 0
     found = blocks(out)
@@ -135,7 +125,7 @@ def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> 
         assert [s[0] for s in second["prediction_segments"]] == [s.id for s in other[entry["name"]].prediction]
 
 
-def test_against_skips_images_of_one_run_only_and_keeps_the_report(runs: tuple[Path, Path], copy: Path) -> None:
+def test_against_skips_images_of_one_run_only_and_keeps_the_report(runs, copy):
     lines = (copy / IMAGES).read_text().splitlines(keepends=True)
     (copy / IMAGES).write_text("".join(reversed(lines[3:])))
     assert main(["report", str(copy), "--against", str(runs[1]), "--size", "64", "--quiet"]) == 0
@@ -145,7 +135,7 @@ def test_against_skips_images_of_one_run_only_and_keeps_the_report(runs: tuple[P
 
 
 @pytest.mark.parametrize("spoil", ["none", "broken", "outside"])
-def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: Any) -> None:
+def test_images_without_photos(copy, spoil, tmp_path, capsys):
     photos = tmp_path / "photos"
     photos.mkdir()
     lines = [json.loads(line) for line in (copy / IMAGES).read_text().splitlines()]
@@ -169,7 +159,7 @@ def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: A
         ({"width": 193}, "were evaluated; evaluate again", 2),
     ],
 )
-def test_broken_maps(copy: Path, change: dict[str, Any], words: str, lines: int, capsys: Any) -> None:
+def test_broken_maps(copy, change, words, lines, capsys):
     first, *rest = (copy / IMAGES).read_text().splitlines()
     (copy / IMAGES).write_text("\n".join([json.dumps({**json.loads(first), **change}), *rest]))
     assert main(["report", str(copy), "--quiet"]) == 1
@@ -185,7 +175,7 @@ def test_broken_maps(copy: Path, change: dict[str, Any], words: str, lines: int,
         assert decode_index_map(result["prediction"], image["height"], image["width"], segments).any() == is_drawn
 
 
-def test_other_classes_cannot_be_compared(runs: tuple[Path, Path], copy: Path, capsys: Any) -> None:
+def test_other_classes_cannot_be_compared(runs, copy, capsys):
     content = json.loads((copy / SUMMARY).read_text())
     content["classes"][0]["name"] = "river"
     (copy / SUMMARY).write_text(json.dumps(content))
@@ -209,7 +199,7 @@ def test_other_classes_cannot_be_compared(runs: tuple[Path, Path], copy: Path, c
         (["{run}", "--out", "{tmp}"], "is a folder; name a file"),
     ],
 )
-def test_wrong_usage(runs: tuple[Path, Path], tmp_path: Path, argv: list[str], words: str, capsys: Any) -> None:
+def test_wrong_usage(runs, tmp_path, argv, words, capsys):
     names = {"tmp": tmp_path, "run": runs[0]}
     assert main(["report", *(a.format(**names) for a in argv)]) == 2
     error = capsys.readouterr().err

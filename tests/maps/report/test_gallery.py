@@ -1,16 +1,12 @@
 """The report's page of a folder of predictions."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
-from support.browsers import blocks, watched_pages
+from support.browsers import blocks
 from support.onnx_scenes import record, scene, write_network
 
 from seamseg.cli.main import main
@@ -19,7 +15,7 @@ from seamseg.utils.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def predicted(tmp_path_factory):
     """Two images, one of them without its overlay by now, and one that cannot be read."""
     root = tmp_path_factory.mktemp("gallery")
     network = write_network(root / "net.onnx", record())
@@ -32,7 +28,7 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-def test_the_page_has_overlays_and_counts(predicted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_has_overlays_and_counts(predicted, capsys):
     assert main(["report", str(predicted)]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"open {predicted / 'report.html'} (")
@@ -54,22 +50,7 @@ def test_the_page_has_overlays_and_counts(predicted: Path, capsys: pytest.Captur
     assert (first["width"], first["height"], second["photo"]) == (140, 90, None)
 
 
-def test_the_page_in_a_browser(predicted: Path, tmp_path: Path, browser: Any) -> None:
-    write_gallery(tmp_path / "a.html", predicted)
-    with watched_pages(browser) as go:
-        page = go((tmp_path / "a.html").as_uri())
-        assert page.locator(".card h3").all_inner_texts() == ["a<b>", "c"]
-        assert page.locator("#sort option").all_inner_texts() == ["name", "most first", "fewest first"]
-        assert [page.locator(f"#{name}").is_hidden() for name in ("confusion", "distributions", "views")] == [True] * 3
-        (summary,) = blocks(tmp_path / "a.html")["summary"]
-        rows = [[one["name"], str(one["Images"][0]), str(one["Found"][0])] for one in summary["classes"]]
-        assert [row.split() for row in page.locator("#class-table tbody tr").all_inner_texts()] == rows
-        page.locator(".card .open").first.click()
-        page.wait_for_selector("#viewer[data-shown]")
-        assert page.locator("#viewer-segments li").count() == len(summary["images"][0]["classes"][0])
-
-
-def test_other_content(predicted: Path, tmp_path: Path) -> None:
+def test_other_content(predicted, tmp_path):
     manifest = tmp_path / "predictions.jsonl"
     lines = (predicted / "predictions.jsonl").read_bytes().splitlines(keepends=True)
     ok = next(line for line in lines if b'"ok"' in line)

@@ -1,7 +1,5 @@
 """The toy city: scenes are deterministic, complete and consistent, with valid labels."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -10,10 +8,7 @@ from PIL import Image
 from support.source_files import tree
 
 from seamseg.maps.toy_city import generate_toy_city, labels, render_scene
-from seamseg.maps.toy_city.canvas import Camera
-from seamseg.maps.toy_city.layout import SceneObject, painting_order
 from seamseg.maps.toy_city.scene import TINY_FRACTION
-from seamseg.maps.toy_city.vehicles import Pose
 from seamseg.utils.errors import InputError
 
 SIZE, SMALL = (128, 256), (64, 128)
@@ -21,11 +16,11 @@ SCENES = 60
 
 
 @pytest.fixture(scope="module")
-def scenes() -> list[tuple[np.ndarray, np.ndarray]]:
+def scenes():
     return [render_scene(0, "train", i, SIZE) for i in range(SCENES)]
 
 
-def _category(ids: np.ndarray) -> np.ndarray:
+def _category(ids):
     return np.where(ids >= 1000, ids // 1000, ids)
 
 
@@ -40,7 +35,6 @@ def test_a_scene_depends_on_its_arguments_alone():
 
 
 def test_photos_and_ids(scenes):
-    """Of the same size and the official types; few instances, large enough to learn."""
     counts = []
     for photo, ids in scenes:
         assert photo.dtype == np.uint8
@@ -58,7 +52,7 @@ def test_photos_and_ids(scenes):
 
 
 def test_every_class_and_special_case_occurs(scenes):
-    present: Counter[int] = Counter()
+    present = Counter()
     for _, ids in scenes:
         present.update(np.unique(_category(ids)).tolist())
     for category in (*labels.STUFF, *labels.THINGS):
@@ -91,44 +85,9 @@ def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
     assert np.array_equal(np.asarray(Image.open(picture)), photo)
 
 
-def test_generating_again_adds_missing_scenes(tmp_path):
-    generate_toy_city(tmp_path, train=2, val=1, size=SMALL, workers=1)
-    photos = sorted(tmp_path.rglob("*_leftImg8bit.png"))
-    photos[0].unlink()
-    kept = photos[1].stat().st_mtime_ns
-    steps: list[tuple[int, int]] = []
-    generate_toy_city(tmp_path, train=3, val=1, size=SMALL, workers=1, progress=lambda d, n: steps.append((d, n)))
-    assert photos[0].is_file()
-    assert photos[1].stat().st_mtime_ns == kept
-    assert steps == [(3, 4), (4, 4)]
-    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
-
-    with pytest.raises(InputError, match="choose another folder"):
-        generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SMALL)
-
-
 def test_sizes_and_counts_are_checked(tmp_path):
     with pytest.raises(InputError, match="from 0 to 500000"):
         generate_toy_city(tmp_path / "x", train=-1)
     for wrong in ((10, 512), (256, 2**20)):
         with pytest.raises(InputError, match="from 64 to 8192 pixels"):
             generate_toy_city(tmp_path / "x", train=1, size=wrong)
-
-
-CAMERA = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
-
-
-def test_painting_order():
-    """Objects behind a long car come before it, a rider comes after the bicycle."""
-    sizes = (0.6, 0.6, 1.7)
-    car = SceneObject(labels.CAR, Pose(2.0, 8.0, 0.0), (4.6, 1.8, 1.5))
-    # right of the car and nearer than its centre, but beyond the side that the camera cannot see
-    hidden = SceneObject(labels.PERSON, Pose(3.4, 7.0, 0.0), sizes)
-    beside = SceneObject(labels.PERSON, Pose(0.6, 9.0, 0.0), sizes)
-    ahead = SceneObject(labels.PERSON, Pose(2.0, 4.0, 0.0), sizes)
-    position = {index: at for at, index in enumerate(painting_order(CAMERA, [ahead, car, hidden, beside]))}
-    assert position[2] < position[1] < position[0]
-    assert position[1] < position[3]
-    pose = Pose(0.5, 5.0, 1.5)
-    pair = [SceneObject(kind, pose, (1.8, 0.5, 1.75)) for kind in (labels.BICYCLE, labels.RIDER)]
-    assert painting_order(CAMERA, pair) == [0, 1]

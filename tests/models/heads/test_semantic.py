@@ -38,14 +38,12 @@ def plain_context(x, window):
 
 
 def plain_mini_deeplab(module, x):
-    """As the paper draws it: pool, then convolve."""
     context = module.conv1_glb(plain_context(x, module.pooling_size))
     x = torch.cat([module.conv1_3x3(x), module.conv1_dil(x), context], dim=1)
     return module.bn2(module.conv2(module.bn1(x)))
 
 
 def plain_head(head, levels):
-    """As the paper draws it: enlarge, concatenate, classify."""
     maps = [plain_mini_deeplab(m, x) for m, x in zip(head.output, levels[head.min_level :])]
     size = maps[0].shape[-2:]
     maps = [functional.interpolate(x, size=size, mode="bilinear", align_corners=False) for x in maps]

@@ -1,7 +1,5 @@
 """`seamseg evaluate --protocol cityscapes`: tables, JSON, missing parts, one-line errors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Equal to the official tools on made-up frames (skipped where cityscapesscripts is not installed)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
