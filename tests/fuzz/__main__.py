@@ -13,7 +13,7 @@ PACKAGES = ["seamseg", "umsgpack", "configparser", "tarfile", "zipfile", "PIL"]
 """Their branches are counted."""
 
 
-def main() -> None:
+def main():
     name, options = sys.argv[1], sys.argv[2:]
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for module in PACKAGES:

@@ -5,8 +5,6 @@ implementations, they agree. Inputs are the files themselves, or files without w
 hide all else: the checksums and compression of PNGs.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -18,10 +16,9 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -59,7 +56,7 @@ class Violation(AssertionError):
     """A reader did what it must not do."""
 
 
-def attempt(name: str, data: bytes, folder: Path) -> None:
+def attempt(name, data, folder):
     """Give an input to a target, in a folder of :func:`write_files`; other files in it are replaced.
 
     Raises Violation, or any other exception, if the reader raises another error than a SeamsegError, or needs too much.
@@ -72,12 +69,12 @@ def attempt(name: str, data: bytes, folder: Path) -> None:
         raise Violation(f"took {memory >> 20} MiB")
 
 
-def _peak() -> int:
+def _peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def refusing():
     try:
         yield
     except SeamsegError as error:
@@ -85,12 +82,12 @@ def refusing() -> Iterator[None]:
             raise Violation("an error without a message") from error
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder):
     """Write the files that inputs refer to: `1.png`, `2.png` with ids 0 to 3 in three folders, and their JSON."""
     ids = np.zeros(SIZE, np.uint32)
     ids[:3, 1:], ids[3:, 4:], ids[4, :3] = 1, 2, 3
     entries = [{"id": k, "category_id": k % 2, "iscrowd": int(k == 3), "area": 1} for k in (1, 2, 3)]
-    content: dict[str, Any] = {"images": [], "annotations": []}
+    content = {"images": [], "annotations": []}
     for name in ("1", "2"):
         id_png.write_id_png(folder / "maps" / f"{name}.png", ids)
         id_png.write_id_png(folder / "photos" / f"{name}.png", ids)
@@ -102,26 +99,26 @@ def write_files(folder: Path) -> None:
     (folder / "classes.json").write_text(json.dumps(content["categories"]))
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _written(path, data):
     path.unlink(missing_ok=True)  # the old content may be mapped into memory
     path.write_bytes(data)
     return path
 
 
-def metadata(data: bytes, folder: Path) -> None:
+def metadata(data, folder):
     found = parse_metadata(data)
     if parse_metadata(pack_metadata(found)) != found:
         raise Violation("what was read is not what is written")
 
 
-def snapshot(data: bytes, folder: Path) -> None:
+def snapshot(data, folder):
     path = _written(folder / "a.pth.tar", data)
     for read in (load_snapshot, lambda path: load_tensors(path, str(path), mmap=True)):
         with refusing():
             read(path)
 
 
-def png(data: bytes, folder: Path) -> None:
+def png(data, folder):
     """A PNG without checksums, see :func:`packed_png`: as a map that is scored, a mask and an image.
 
     The compiled reader and Pillow agree.
@@ -132,7 +129,7 @@ def png(data: bytes, folder: Path) -> None:
     if any(width * height > MOST_PIXELS for width, height in sizes):
         return
     path = _written(folder / "pred" / "1.png", file)
-    found: list[np.ndarray | None] = []
+    found = []
     for kernel in (True, False):
         found.append(None)
         with refusing(), patch.object(id_png, "has_kernel", lambda kernel=kernel: kernel):
@@ -149,7 +146,7 @@ def png(data: bytes, folder: Path) -> None:
         evaluate_panoptic_json(good, MapFiles(good.json, path.parent))
 
 
-def image(data: bytes, folder: Path) -> None:
+def image(data, folder):
     with suppress(Exception), open_pillow(io.BytesIO(data)) as opened:
         if opened.width * opened.height > MOST_PIXELS:
             return
@@ -162,7 +159,7 @@ def image(data: bytes, folder: Path) -> None:
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def packed_png(data: bytes) -> bytes:
+def packed_png(data):
     """Make a PNG: kind (4 bytes), length (2) and content of each chunk, the pixels as filtered rows.
 
     Bits of the first byte: 1 the pixels are compressed already, 2 they end a byte early, 4 in two chunks, 8 the last
@@ -186,7 +183,7 @@ def packed_png(data: bytes) -> bytes:
     return file[:-1] + b"\0" if flags & 8 else file
 
 
-def config(data: bytes, folder: Path) -> None:
+def config(data, folder):
     for name in ("classes.ini", "classes.json"):
         with refusing():
             parse_class_list(data, name)
@@ -197,7 +194,7 @@ def config(data: bytes, folder: Path) -> None:
     check_training(found, "a.ini")
 
 
-def coco_panoptic(data: bytes, folder: Path) -> None:
+def coco_panoptic(data, folder):
     """A COCO panoptic JSON: scored, as either side, and converted."""
     path = _written(folder / "given.json", data)
     given, good = (MapFiles(json_path, folder / "maps") for json_path in (path, folder / "good.json"))
@@ -215,7 +212,7 @@ def coco_panoptic(data: bytes, folder: Path) -> None:
 _QUIET = ConversionOptions(workers=1, log=lambda text: None)
 
 
-def coco_objects(data: bytes, folder: Path) -> None:
+def coco_objects(data, folder):
     path = _written(folder / "given.json", data)
     content = panoptic.load_json(path)
     listed = build_class_list(coco_categories(content.get("categories"), str(path)), [], str(path))
@@ -224,13 +221,13 @@ def coco_objects(data: bytes, folder: Path) -> None:
             coco_instances.read_instances(frame, listed)
 
 
-def tar(data: bytes, folder: Path) -> None:
+def tar(data, folder):
     path = _written(folder / "a.tar", data)
     with suppress(OSError, ValueError, tarfile.TarError), tarfile.open(path, tarinfo=LimitedTarInfo) as file:
         list(file)
 
 
-def archive(data: bytes, folder: Path) -> None:
+def archive(data, folder):
     path = _written(folder / "a.zip", data)
     with refusing():
         for member in list(tree_files(path, "images").values())[:50]:
@@ -239,11 +236,11 @@ def archive(data: bytes, folder: Path) -> None:
     open_model(path)
 
 
-def safetensors(data: bytes, folder: Path) -> None:
+def safetensors(data, folder):
     load_tensors(_written(folder / "a.safetensors", data), "a.safetensors")
 
 
-def cityscapes(data: bytes, folder: Path) -> None:
+def cityscapes(data, folder):
     """Raw Cityscapes in a zip file: lines of paths, a zero byte, and the pixels of all annotations."""
     listed, _, values = data.partition(b"\0")
     paths = list(dict.fromkeys(filter(None, listed.decode(errors="replace").splitlines())))[:20]
@@ -257,7 +254,7 @@ def cityscapes(data: bytes, folder: Path) -> None:
     _convert(folder, lambda out: prepare_cityscapes(path, out, options=_QUIET))
 
 
-def instance_list(data: bytes, folder: Path) -> None:
+def instance_list(data, folder):
     """The text file of a frame of instance results of Cityscapes: its masks are inside of the folder of results."""
     root = folder / "pred"
     for found in read_instance_list(_written(root / "a.txt", data), root):
@@ -265,7 +262,7 @@ def instance_list(data: bytes, folder: Path) -> None:
             raise Violation(f"the mask {found.mask} is outside of the folder")
 
 
-def cvat(data: bytes, folder: Path) -> None:
+def cvat(data, folder):
     """An export of CVAT: labelmap, list, and the pixels of both images, with a zero byte between them."""
     labelmap, listed, pixels = (*data.split(b"\0", 2), b"", b"")[:3]
     export = folder / "export"
@@ -281,12 +278,12 @@ def cvat(data: bytes, folder: Path) -> None:
     _convert(folder, lambda out: prepare_cvat(out, given, folder / "classes.json", _QUIET))
 
 
-def label_studio(data: bytes, folder: Path) -> None:
+def label_studio(data, folder):
     given = {"a": (str(folder / "photos"), str(_written(folder / "tasks.json", data)))}
     _convert(folder, lambda out: prepare_label_studio(out, given, folder / "classes.json", _QUIET))
 
 
-def labelme(data: bytes, folder: Path, extension: str = ".json") -> None:
+def labelme(data, folder, extension=".json"):
     labels = folder / extension[1:]
     labels.mkdir(exist_ok=True)
     _written(labels / f"1{extension}", data)
@@ -294,11 +291,11 @@ def labelme(data: bytes, folder: Path, extension: str = ".json") -> None:
     _convert(folder, lambda out: prepare_folders(out, given, folder / "classes.json", options=_QUIET))
 
 
-def yolo(data: bytes, folder: Path) -> None:
+def yolo(data, folder):
     labelme(data, folder, ".txt")
 
 
-def _convert(folder: Path, prepare: Callable[[Path], Any]) -> None:
+def _convert(folder, prepare):
     """Convert to a data set, which must have no errors, and nothing that seems complete if the source is refused."""
     out = folder / "inside" / "out"
     shutil.rmtree(out.parent, ignore_errors=True)
@@ -318,7 +315,7 @@ def _convert(folder: Path, prepare: Callable[[Path], Any]) -> None:
         raise Violation(f"the data set has errors: {errors[0]}")
 
 
-TARGETS: dict[str, Target] = {
+TARGETS = {
     target.__name__: target
     for target in (
         metadata, snapshot, png, image, config, coco_panoptic, coco_objects, tar, archive, safetensors,
@@ -328,6 +325,6 @@ TARGETS: dict[str, Target] = {
 CORPUS = Path(__file__).parent / "corpus"
 
 
-def corpus(name: str) -> dict[str, bytes]:
+def corpus(name):
     with zipfile.ZipFile(CORPUS / f"{name}.zip") as file:
         return {entry: file.read(entry) for entry in file.namelist()}

@@ -11,8 +11,6 @@ torch's default on a GPU. Seeded weights amplify rounding far more than trained 
 comparing devices. Exit code 1 if fp32 differs by more than the tests allow.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -21,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
@@ -35,7 +32,6 @@ from seamseg.maps.evaluation import PanopticEvaluator
 from seamseg.maps.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.boxes import box_iou
 from seamseg.structures import PackedSequence
 
@@ -54,17 +50,17 @@ class Distance:
     fused: float = 1.0
     PQ: float = 0.0
 
-    def exact(self) -> bool:
+    def exact(self):
         """Return whether differences are within the tolerance of the tests for fp32 on another device."""
         return self.pyramid < 1e-3 and min(self.semantic, self.fused) > 0.999 and self.detections > 0.97
 
 
-def stored(case: str, name: str) -> Tensor:
+def stored(case, name):
     return tensor("infer_cityscapes", f"cityscapes/{case}/{name}")
 
 
 @torch.no_grad()
-def distance(precision: str, net: PanopticNet, device: torch.device, images: list[str]) -> Distance:
+def distance(precision, net, device, images):
     config = load_config(CITYSCAPES)
     classes = [ClassInfo(str(i), i, i >= NUM_STUFF) for i in range(NUM_STUFF + NUM_THING)]
     found, evaluator = Distance(precision), PanopticEvaluator(classes)
@@ -91,12 +87,12 @@ def distance(precision: str, net: PanopticNet, device: torch.device, images: lis
     return found
 
 
-def segments(categories: list[int]) -> list[SegmentInfo]:
+def segments(categories):
     """List the segments of a fused map, whose first category is void."""
     return [SegmentInfo(i, category) for i, category in enumerate(categories) if i > 0]
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", default=list(IMAGES), help=f"among {', '.join(IMAGES)} (default: all)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")

@@ -10,8 +10,6 @@ as a sample. Exit code 1 if the weights of both processes are not equal, or thos
 and CPU differ by more than rounding.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -19,12 +17,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
@@ -39,14 +34,14 @@ from seamseg.structures import Batch
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.options import TrainerOptions
 from seamseg.training.step import Stepper
-from seamseg.utils.distributed import World, distributed, gather_objects
+from seamseg.utils.distributed import distributed, gather_objects
 
 WAYS = ("find", "fake")
 TOLERANCE = {"ranks": 0.0, "ways": 1e-3, "losses": 1e-2}
 """Largest relative differences in float32; some sums have no fixed order on a GPU."""
 
 
-def images(world: World, step: int) -> Batch:
+def images(world, step):
     """Make the batch of a process; some steps have no thing in one or both processes."""
     batch = batch_of(images_of(step, world.size)[world.rank])
     floating = ("images", "boxes")
@@ -56,7 +51,7 @@ def images(world: World, step: int) -> Batch:
     )
 
 
-def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[float], float]:
+def train(world, way, steps):
     """Train; return the weights on the CPU, the total loss of each step, and the median seconds of a step."""
     overrides = (*ALL_SAMPLES, f"general.unused_parameters={way}", "general.precision=fp32")
     config = config_from_string(CONFIG.format(norm="syncbn"), "panoptic", overrides=overrides)
@@ -73,12 +68,12 @@ def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[f
     return weights, losses, statistics.median(seconds)
 
 
-def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str) -> None:
+def work(rank, join, device, steps, path):
     os.environ.update(SEAMSEG_CUDA_BACKEND="gloo", CUBLAS_WORKSPACE_CONFIG=":4096:8")
     # as on the CPU: convolutions in full float32, sums in a fixed order
     torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    found: dict[str, Any] = {}
+    found = {}
     for name in dict.fromkeys((device, "cpu")):
         join()
         with narrow_body(), distributed(name) as world:
@@ -93,7 +88,7 @@ def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str
         Path(path).write_text(json.dumps(found, indent=1))
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=8, help="steps of each training (default: %(default)s)")

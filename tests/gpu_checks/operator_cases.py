@@ -3,14 +3,10 @@
 `python tests/gpu_checks/operators.py` runs them. On a CPU the large ones are small.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
 
 import torch
 from timing import boxes_of_scene
-from torch import Tensor
 from torch.testing import assert_close
 
 from seamseg.ops.labels import count_labels, extract_boxes
@@ -27,7 +23,7 @@ class LeftOut(Exception):
     """The device is too small for a case."""
 
 
-def outcome(case: Callable[[torch.device], None], device: torch.device) -> str:
+def outcome(case, device):
     """Return `equal`, the difference, or why the case was skipped."""
     try:
         case(device)
@@ -40,7 +36,7 @@ def outcome(case: Callable[[torch.device], None], device: torch.device) -> str:
     return "equal"
 
 
-def many_boxes(device: torch.device) -> None:
+def many_boxes(device):
     """Check NMS beyond a block of 256 boxes, in several groups, with limits: the indices equal those of the CPU."""
     generator = torch.Generator().manual_seed(0)
     for count, groups, limit in product((257, 1000, 6500), (1, 3, 65), (-1, 1, 20, 300)):
@@ -57,7 +53,7 @@ def many_boxes(device: torch.device) -> None:
                 assert torch.equal(x.cpu(), y), ("nms_fixed", count, groups, limit)
 
 
-def roi_arguments(channels: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+def roi_arguments(channels, dtype):
     """Make levels of a pyramid of 256 x 512, boxes that overlap a lot, and the image and level of each."""
     generator = torch.Generator().manual_seed(0)
     levels = [torch.randn(2, channels, 256 // s, 512 // s, generator=generator).to(dtype) for s in (4, 8, 16)]
@@ -66,16 +62,14 @@ def roi_arguments(channels: int, dtype: torch.dtype) -> tuple[list[Tensor], Tens
     return levels, boxes, index, level
 
 
-def roi_backward_repeats(device: torch.device) -> None:
+def roi_backward_repeats(device):
     """Check the deterministic gradient of ROI sampling: equal bits in two runs, and the numbers of the CPU."""
     for dtype, channels, last in product(HALF, (16, 72, 256), (True, False)):
         levels, boxes, index, level = roi_arguments(channels, dtype)
         dy = torch.randn(400, channels, 7, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
         shapes = [side for x in levels for side in x.shape]
 
-        def gradients(
-            where: torch.device, deterministic: bool, tensors: tuple = (dy, boxes, index, level, shapes, last)
-        ) -> list[Tensor]:
+        def gradients(where, deterministic, tensors=(dy, boxes, index, level, shapes, last)):
             y, b, i, n = (t.to(where) for t in tensors[:4])
             layout = [tensors[5]] * 3
             return OPS.roi_sampling_backward(y, tensors[4], layout, b, i, n, [256, 512], False, False, deterministic)
@@ -88,7 +82,7 @@ def roi_backward_repeats(device: torch.device) -> None:
                 assert_close(found.cpu(), reference, rtol=HALF[dtype], atol=HALF[dtype])
 
 
-def sides(device: torch.device, gigabytes: float) -> tuple[int, int]:
+def sides(device, gigabytes):
     """Return height and width of a map of a little more than 2^31 elements; on a CPU of 2^13."""
     if device.type == "cpu":
         return 64, 136
@@ -98,7 +92,7 @@ def sides(device: torch.device, gigabytes: float) -> tuple[int, int]:
     return 32768, 65552
 
 
-def large_abn(device: torch.device) -> None:
+def large_abn(device):
     """Check in-place ABN of more than 2^31 elements, in planes and rows: closed forms, and parts of the map alone."""
     height, width = sides(device, 20)
     shape = (2, 4, height // 4, width // 2)
@@ -125,7 +119,7 @@ def large_abn(device: torch.device) -> None:
         del x, dx
 
 
-def large_pool(device: torch.device) -> None:
+def large_pool(device):
     """Check a pool of more than 2^31 elements: its last map equals that of the map alone."""
     height, width = sides(device, 40)
     x = torch.randn(2, 4, height // 4, width // 2, dtype=torch.bfloat16, device=device)
@@ -133,7 +127,7 @@ def large_pool(device: torch.device) -> None:
     assert_close(found, alone, rtol=1e-2, atol=1e-2)
 
 
-def large_ids(device: torch.device) -> None:
+def large_ids(device):
     """Check boxes of ids in the last corner of more than 2^31 pixels; counting so many labels is refused."""
     height, width = sides(device, 6)
     ids = torch.zeros(1, height, width, dtype=torch.uint8, device=device)
@@ -150,7 +144,7 @@ def large_ids(device: torch.device) -> None:
     raise AssertionError("count_labels: takes more than 2^31 pixels")
 
 
-def large_levels(device: torch.device) -> None:
+def large_levels(device):
     """Check ROI sampling at the end of a map of more than 2^31 elements against one channel of it."""
     height, width = sides(device, 12)
     channels = 64 if device.type == "cuda" else 4
@@ -167,7 +161,7 @@ def large_levels(device: torch.device) -> None:
         del x
 
 
-CASES: dict[str, Callable[[torch.device], None]] = {
+CASES = {
     "case nms, many boxes": many_boxes,
     "case roi_sampling_backward, repeated": roi_backward_repeats,
     "case abn, beyond 2^31": large_abn,

@@ -12,18 +12,14 @@ the operator on the CPU, on the CPU plain torch.
 Exit code 1 if anything differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
 import pkgutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +61,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
 
-def plain_form(name: str) -> Callable[..., Any]:
+def plain_form(name):
     for info in pkgutil.iter_modules(seamseg.ops.reference.__path__):
         module = importlib.import_module(f"seamseg.ops.reference.{info.name}")
         if hasattr(module, name):
@@ -73,7 +69,7 @@ def plain_form(name: str) -> Callable[..., Any]:
     raise LookupError(f"seamseg.ops.reference has no {name}")
 
 
-def moved(value: Any, device: torch.device, shift: int) -> Any:
+def moved(value, device, shift):
     """Copy to a device with the same strides, `shift` elements behind the start of the storage."""
     if isinstance(value, (list, tuple)):
         return [moved(item, device, shift) for item in value]
@@ -88,7 +84,7 @@ def moved(value: Any, device: torch.device, shift: int) -> Any:
     return storage.as_strided(value.shape, value.stride(), shift).copy_(value)
 
 
-def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
+def compare(name, seed, device, tally):
     operator = getattr(torch.ops.seamseg, name).default
     reference = plain_form(name) if device.type == "cpu" else operator
     theirs, shift = plausible(name, seed), seed % 2
@@ -122,7 +118,7 @@ def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
         tally.failures = [*tally.failures, f"seed {seed}: {words}"][:MOST_FAILURES]
 
 
-def work(arguments: argparse.Namespace) -> dict[str, Any]:
+def work(arguments):
     """Run all cases, then rounds of all operators until the time is over; write the results after each of them."""
     device, path = torch.device(arguments.device), Path(arguments.json) if arguments.json else None
     names, cases = list(implementations()), {} if arguments.no_cases else dict(operator_cases.CASES)
@@ -130,10 +126,10 @@ def work(arguments: argparse.Namespace) -> dict[str, Any]:
         names = [name for name in names if any(word in name for word in arguments.names)]
         cases = {name: case for name, case in cases.items() if any(word in name for word in arguments.names)}
     tallies = {name: Tally() for name in names}
-    result: dict[str, Any] = {"kernels": kernels(), "seed": arguments.seed, "rounds": 0, "cases": {}, "operators": {}}
+    result = {"kernels": kernels(), "seed": arguments.seed, "rounds": 0, "cases": {}, "operators": {}}
     result["served"] = {name: implementations()[name] for name in names}
 
-    def write() -> None:
+    def write():
         result["operators"] = {name: asdict(tally) for name, tally in tallies.items()}
         if path is not None:
             path.write_text(json.dumps(result, indent=1))
@@ -155,7 +151,7 @@ def work(arguments: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def verdict(result: dict[str, Any]) -> int:
+def verdict(result):
     print(f"\n{'operator':<30}{'served by':<14}{'compared':>9}{'empty':>7}{'unaligned':>10}{'refused':>8}{'fail':>6}")
     bad = []
     for name, row in result["operators"].items():
@@ -173,7 +169,7 @@ def verdict(result: dict[str, Any]) -> int:
     return len(bad)
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="only operators and cases that contain one of these words")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")

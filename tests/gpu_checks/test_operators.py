@@ -1,7 +1,5 @@
 """tests/gpu_checks/operators.py finds what differs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
