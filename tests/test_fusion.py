@@ -266,8 +266,6 @@ def test_segments_are_described_at_the_native_size():
     assert [s.id for s in small.segments] == [i for i in np.unique(small.id_map).tolist() if i > 0], "gone if vanished"
 
 
-# The map of queries
-
 STUFF = 3
 NEAR = 1e-4
 """Where the best and the second best differ by less, or a probability is this close to .5, either is right."""

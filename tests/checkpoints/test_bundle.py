@@ -199,9 +199,6 @@ def test_a_damaged_zip_and_one_with_two_snapshots(tmp_path):
     assert "damaged or unreadable zip (Bad CRC-32" in refusal(path)
 
 
-# --- models that would exhaust the memory are refused with little of it
-
-
 def test_zips_of_zeros(tmp_path):
     tar, ini = snapshot_bytes(tmp_path), b"[general]\n"
     path = zeros_zip(tmp_path / "model.zip", {"config.ini": 2}, model__tar=tar)

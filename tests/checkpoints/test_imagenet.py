@@ -83,9 +83,6 @@ def test_files_of_the_first_release_are_refused_by_checksum(tmp_path, monkeypatc
             load_body_weights(with_body("resnext50"), str(path))
 
 
-# Of torchvision
-
-
 DATA = Path(__file__).parents[1] / "golden"
 MAP = json.loads((DATA / "convert_resnet_map.json").read_text())
 BODIES = json.loads((DATA / "keys_resnet_bodies.json").read_text())

@@ -93,9 +93,6 @@ def test_writing_is_atomic(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["model.pth.tar"]
 
 
-# Loading into networks
-
-
 def test_values_that_could_be_written_but_not_be_opened():
     check_storable({"a": [1, 2.5, None, (True, "b")], 3: OrderedDict(c=torch.ones(2)), "d": np.float32(1)}, "state")
     for value in (defaultdict(int), deque([1]), np.int16(1), np.array(["a"]), Path()):

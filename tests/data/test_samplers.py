@@ -114,9 +114,6 @@ def test_epoch_resumed_by_other_worlds_covers_each_image_once(img_sizes, epoch, 
     assert sorted(seen) == list(range(len(img_sizes)))
 
 
-# --- Class-uniform sampling
-
-
 COMMON, RARE, PORTRAIT = 0, 1, 2
 
 

@@ -135,9 +135,6 @@ def test_a_batch_that_cannot_be_sent(capfd):
     assert sent in capfd.readouterr().err
 
 
-# --- Batches of samples
-
-
 def dataset(root, split="train", kind=PanopticDataset, **options):
     return kind(root, split, train_transform(16, 64, random_flip=True, random_scale=(0.5, 2)), **options)
 

@@ -89,8 +89,6 @@ def test_predict_wants_evaluation_mode():
         narrow_module().net.predict(toy_batch((32, 32)).images)
 
 
-# Optional layers and losses
-
 POSITIVES = "roi.mask_positives_only=yes"
 
 
@@ -113,9 +111,6 @@ def test_masks_of_positives_only(kind, fixed):
     (every,), (positive,) = (one[3] for one in found)
     assert every == 3 * 24
     assert positive == 3 * 6 if fixed == "yes" else 0 < positive <= 3 * 6
-
-
-# Detection and instance segmentation
 
 
 def test_detection_excludes_the_boxes_of_crowds_of_things_and_instances_their_masks():

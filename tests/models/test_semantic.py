@@ -156,8 +156,6 @@ class TestVistas:
         np.testing.assert_allclose(found.maps["probability"].flatten().numpy()[at], expected, rtol=0, atol=1e-4)
 
 
-# The head of DeepLabV3
-
 KEYS = [
     *(f"map_convs.{i}.weight" for i in range(4)),
     *(f"map_bn.{key}" for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")),

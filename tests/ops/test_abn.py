@@ -179,9 +179,6 @@ def test_wrong_arguments(op, changes, words):
         op(**dict(zip(names, inputs((2, 3, 4, 4)))) | changes)
 
 
-# The sum at the end of a residual block
-
-
 NAMES = ("x", "weight", "bias", "shortcut", "projection", "projection_weight", "projection_bias")
 
 
@@ -334,9 +331,6 @@ def test_a_wrong_residual():
     ):
         with pytest.raises(ValueError, match=words):
             case.added(*case.inputs[:3], wrong)
-
-
-# Rows of an upsampling, with the statistics of all
 
 
 def region_inputs(dtype=torch.float64, regions=6, offset=1.0):

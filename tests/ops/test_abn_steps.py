@@ -112,9 +112,6 @@ def test_saturated_elu(dtype, last):
             assert_close(kernel, wanted, rtol=max(1e-4, torch.finfo(dtype).eps), atol=1e-4)
 
 
-# The arithmetic per channel
-
-
 @given(st.integers(0, 2**20), st.sampled_from([1.0, 1e-3, 1e-7, 0.0]))
 def test_forward_channels_have_the_bits_of_plain_torch(seed, size):
     values, others = plausible("abn_forward_channels", seed), plausible("abn_forward_channels", seed)

@@ -101,9 +101,6 @@ def test_wrong_arguments(call, message):
         call()
 
 
-# --- NMS
-
-
 # nms/ties/out_t: the order that an unstable sort happened to give ties
 @pytest.mark.parametrize("name", [n for n in names("nms/") if re.search(r"(?<!ties/)out_.*t[\d.]+_n", n)])
 def test_golden(name):
@@ -146,9 +143,6 @@ def test_a_traced_fixed_result_has_the_size_of_the_real_one(n_max, grouped, size
     assert nms_fixed(torch.rand(7, 4), torch.rand(7), 0.5, n_max, groups)[0].shape == (size,)
     traced = torch.rand(7, 4, device="meta"), torch.rand(7, device="meta")
     assert nms_fixed(*traced, 0.5, n_max, None if groups is None else groups.to("meta"))[0].shape == (size,)
-
-
-# --- Kernels against plain torch
 
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -170,9 +170,6 @@ def test_loss_in_tiles(worker, classes, size, padded, valid, last, dtype):
     agree(worker, "upsample_ohem_loss_backward", [one, logits, *padded, target, wanted[1], 0.6])
 
 
-# The emulator itself
-
-
 def example(worker, name, seed=0):
     return worker.call("seamseg_emulated", "example", [name, torch.arange(100.0)], seed)[0]
 

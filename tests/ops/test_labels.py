@@ -76,9 +76,6 @@ def test_boxes_for_any_number_of_threads(shape):
     assert torch.equal(same_with_threads(lambda: extract_boxes(id_map, 38)), plain.extract_boxes(id_map, 38))
 
 
-# Pasting
-
-
 FULL = torch.full((4, 4), 9.0)
 
 

@@ -197,9 +197,6 @@ def _evaluate(rank, join, model, data, out):
         evaluate_model(EvaluationOptions(model, data, "cpu", split="train", quiet=True, out=out))
 
 
-# --- semantic networks
-
-
 def test_iou_of_a_semantic_network_at_native_size(micro):
     config = config_from_string(SEMANTIC, overrides=["dataloader.shortest_size=32"])
     validator = Validator.open(micro, "val", config, World(device=torch.device("cpu")), quiet=True)

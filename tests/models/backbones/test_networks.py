@@ -229,9 +229,6 @@ def test_narrow_projections_are_subsampled_first(norm):
     assert_close(projection(x.double()), functional.conv2d(x.double(), projection.weight, stride=2))
 
 
-# The feature pyramid against its definition
-
-
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_levels_are_the_top_down_sum(interpolation):
     torch.manual_seed(0)

@@ -29,9 +29,6 @@ from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlace
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 
 
-# Samples
-
-
 @pytest.mark.parametrize(
     ("case", "keys"),
     [("match_all", {"num_samples": 10**6}), ("match_16_npseed11", {"num_samples": 16, "neg_threshold_lo": 0.1})],
@@ -68,9 +65,6 @@ def test_nothing_left_outside_the_crowd_gives_nothing():
     assert ProposalMatcher(roi()).batch([boxes], [things(boxes, crowd)]) == [None]
     (sample,) = ProposalMatcher(roi(void_threshold=0)).batch([boxes], [things(boxes, crowd)])
     assert sample.match.tolist() == [0, 0], "a threshold of 0 ignores crowds"
-
-
-# Targets and losses
 
 
 def stored():
@@ -134,9 +128,6 @@ def test_losses_without_positives_keep_their_graph():
     assert msk.grad is not None
 
 
-# Features
-
-
 def test_levels_equal_the_original():
     wanted = ops("target_level/out")
     level = ROIExtractor(roi()).level_of(ops("target_level/bbx"))
@@ -152,9 +143,6 @@ def test_levels_are_counted_from_the_first_in_use():
     found = extractor(levels, boxes[:3], torch.zeros(3, dtype=torch.long), (1024, 1024))
     assert extractor.level_of(boxes).tolist() == [1, 3, 2, 3]
     assert_close(found, extractor.level_of(boxes[:3]).float().view(3, 1, 1, 1).expand_as(found))
-
-
-# Head
 
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN])
@@ -176,9 +164,6 @@ def test_masks_of_the_chosen_classes_are_those_of_all():
     head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN).eval()
     x, classes = torch.randn(5, 6, 14, 14), torch.tensor([2, 0, 1, 2, 0])
     assert_close(masks_of(head, x, classes), head.masks(x)[torch.arange(5), classes])
-
-
-# Detections
 
 
 @pytest.mark.parametrize("limit", [1000, 30])
@@ -233,9 +218,6 @@ def test_masks_that_are_all_void_cost_nothing():
     assert msk.grad.abs().sum() == 0
 
 
-# Without regions
-
-
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
 @pytest.mark.parametrize("half", [False, True])
 def test_zero_rows(norm, half):
@@ -256,9 +238,6 @@ def test_zero_rows(norm, half):
             assert torch.equal(leaf.grad, torch.zeros_like(leaf)), name
     for name, buffer in head.named_buffers():
         assert torch.equal(buffer, before[name]), name
-
-
-# Samples of fixed numbers: rows that count nowhere fill up
 
 
 def roi_images():

@@ -23,8 +23,6 @@ from seamseg.ops.norm import InPlaceABN
 
 CPU = torch.device("cpu")
 
-# Anchors
-
 
 @pytest.mark.parametrize(
     ("name", "scale", "ratios"), [("cityscapes", 8, (1.0, 0.5, 2.0)), ("vistas", 2, (0.2, 0.5, 1, 2, 5))]
@@ -43,9 +41,6 @@ def test_anchors_made_at_inference_serve_training():
     with torch.inference_mode():
         generator(((3, 5),), CPU)
     assert not generator(((3, 5),), CPU).is_inference()
-
-
-# Targets
 
 
 def matches(matcher):
@@ -89,9 +84,6 @@ def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
     assert AnchorMatcher(rpn()).batch(anchors, [things(boxes[:1])], [(60, 59)]).tolist() == [[0, IGNORED]]
 
 
-# Losses
-
-
 def losses(found, with_boxes=True):
     boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")] if with_boxes else [None] * 4
     obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
@@ -119,9 +111,6 @@ def test_losses_equal_the_original(case, found):
     if case == "64":
         assert_close(obj.grad, ops("rpn/loss_64/dobj"))
         assert_close(bbx.grad, ops("rpn/loss_64/dbbx"))
-
-
-# Head and proposals
 
 
 def test_head_orders_its_outputs_as_the_anchors():
@@ -166,9 +155,6 @@ def test_without_a_limit_all_proposals_are_kept(limit):
     generator = ProposalGenerator(rpn(min_size=0, num_pre_nms_val=limit, num_post_nms_val=limit))
     (boxes,) = generator(torch.arange(5.0)[None], torch.zeros(1, 5, 4), anchors, [(200, 200)], training=False)
     assert boxes.tolist() == anchors.flip(0).tolist()
-
-
-# Samples of fixed numbers
 
 
 def golden_images():
