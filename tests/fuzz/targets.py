@@ -16,7 +16,6 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest.mock import patch
@@ -49,7 +48,6 @@ MEMORY_BYTES = 1 << 30
 SIZE = (6, 8)
 """Height and width of all images and maps of `write_files`."""
 MOST_PIXELS = 1 << 20
-Target = Callable[[bytes, Path], None]
 
 
 class Violation(AssertionError):

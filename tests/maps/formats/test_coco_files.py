@@ -107,18 +107,6 @@ def test_writer_describes_each_segment(tmp_path):
     assert [c.id for c in read_coco_panoptic(path).categories] == [1, 2, 3, 4], "where the original ids are not unique"
 
 
-def test_colours_of_the_png_show_the_class(tmp_path):
-    count = 600
-    ids = np.arange(1, count + 1, dtype=np.int32).reshape(20, 30)
-    segments = [Segment(i, 2, True, 0.5, 1, (0.0, 0.0, 1.0, 1.0)) for i in range(1, count + 1)]
-    path = write(tmp_path / "x.json", {"a": PanopticResult(ids, segments)})
-    with Image.open(first_pngs(path)[0]) as image:
-        rgb = np.array(image).astype(int)
-    assert len({tuple(p) for p in rgb.reshape(-1, 3)}) == count
-    assert np.abs(rgb - PALETTE[2]).max() <= 48
-    assert rgb[0, 0].tolist() == list(PALETTE[2])
-
-
 @pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
 def test_names_stay_in_the_folder(tmp_path, name):
     writer = CocoPanopticWriter(tmp_path / "out" / "x.json", META)

@@ -1,5 +1,9 @@
 """Runs of ids from compressed rows: the kernel against the compressed ids, broken streams."""
 
+import json
+import os
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -8,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
+from seamseg.maps.formats.id_png import write_id_png
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.idmaps.id_runs import (
     IdRuns,
@@ -124,3 +129,23 @@ def test_union_and_box_of_runs_down_the_columns(height, width, run, seed):
         assert (start[1:] > (start + length)[:-1]).all(), "runs that touch are one"
         y, x = np.nonzero(mask)
         assert box_of_runs(start, length, height) == [x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1]
+
+
+REPORT = """
+import json, sys
+from seamseg.maps.formats.id_png import read_id_runs
+from seamseg.maps.idmaps import id_runs, library
+runs = read_id_runs(sys.argv[1])
+pairs, counts = id_runs.joint_histogram_of_runs(runs, runs)
+print(json.dumps([library.state, pairs.tolist(), counts.tolist(), "torch" in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize(("plain", "state"), [("", "loaded"), ("1", "switched off by SEAMSEG_PLAIN_OPS")])
+def test_with_and_without(tmp_path, plain, state):
+    write_id_png(tmp_path / "map.png", np.array([[7, 7, 9], [0, 9, 70_000]]))
+    command = [sys.executable, "-c", REPORT, str(tmp_path / "map.png")]
+    environment = {**os.environ, "SEAMSEG_PLAIN_OPS": plain}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [state, [[i, i] for i in (0, 7, 9, 70_000)], [1, 2, 2, 1], False]
+    assert done.stderr == ""

@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seamseg.inference.results.detections import Detection
 from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.maps.visualize import distinct_colors, draw_boxes, draw_overlay, outlines, padded_palette
-from seamseg.maps.visualize.detections import draw_detections
 from seamseg.maps.visualize.overlay import class_colors, text_color, voc_color
 
 DATA = Path(__file__).parents[2] / "golden"
@@ -70,17 +68,6 @@ def test_bands_give_the_same_image(shown, labels, monkeypatch):
     wanted = draw_overlay(*given)
     monkeypatch.setattr("seamseg.maps.visualize.overlay.BAND_BYTES", 3 * shown[1] * 7)
     assert np.array_equal(draw_overlay(*given), wanted)
-
-
-def test_a_long_name_is_cut_off():
-    """Pillow draws a million characters at most."""
-    photo, size = np.full((400, 900, 3), 90, np.uint8), (400, 900)
-    drawn = [
-        draw_detections(photo, [Detection("x" * n, 0, 0.5, (50, 10, 300, 600), size)], size, [(200, 10, 10)])
-        for n in (60, 61, 1_000_001)
-    ]
-    assert (drawn[1] == drawn[2]).all()
-    assert (drawn[0] != drawn[1]).any()
 
 
 def test_boxes_are_drawn_with_an_exclusive_corner():
