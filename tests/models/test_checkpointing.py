@@ -38,10 +38,6 @@ def train(module, batch, dtype=None, steps=2):
     return state, size
 
 
-def pair(mode, *overrides, num_frozen=0):
-    return [narrow_module(*overrides, *more, mode=mode, num_frozen=num_frozen) for more in ((), (YES,))]
-
-
 @pytest.mark.parametrize(
     ("mode", "overrides", "num_frozen", "dtype"),
     [
@@ -53,7 +49,7 @@ def pair(mode, *overrides, num_frozen=0):
     ],
 )
 def test_same_bits_and_less_memory(mode, overrides, num_frozen, dtype):
-    plain, module = pair(mode, *overrides, num_frozen=num_frozen)
+    plain, module = (narrow_module(*overrides, *more, mode=mode, num_frozen=num_frozen) for more in ((), (YES,)))
     assert list(plain.state_dict()) == list(module.state_dict())
     batch = toy_batch((64, 96), (80, 64))
     (wanted, much), (state, less) = (train(m, batch, dtype) for m in (plain, module))

@@ -34,11 +34,6 @@ def against(runs):
     return out
 
 
-def _scroll_to_images(page):
-    page.evaluate("document.getElementById('images').scrollIntoView({behavior: 'instant'})")
-    page.wait_for_selector(".card.drawn")
-
-
 def _column(page, number):
     return page.locator(f"#class-table tbody tr:not([hidden]) > :nth-child({number})").all_inner_texts()
 
@@ -96,7 +91,8 @@ def test_against_shows_both_runs_and_the_changes(against, runs, open_page):
     by_change = dict(zip(names, changes))
     shown = [by_change[name] for name in _names(page)]
     assert shown == sorted(changes, reverse=True)
-    _scroll_to_images(page)
+    page.evaluate("document.getElementById('images').scrollIntoView({behavior: 'instant'})")
+    page.wait_for_selector(".card.drawn")
     assert page.locator(".card").first.locator("canvas").count() == 2
     page.set_viewport_size(PHONE)
     check_layout(page)

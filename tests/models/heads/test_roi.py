@@ -67,14 +67,10 @@ def test_nothing_left_outside_the_crowd_gives_nothing():
     assert sample.match.tolist() == [0, 0], "a threshold of 0 ignores crowds"
 
 
-def stored():
-    samples, match = ops("roi/match_all/0/prop"), ops("roi/match_all/0/match")
-    return samples, match, ops("rpn/gt0"), ops("roi/ids0").flatten()
-
-
 @pytest.mark.parametrize("void_is_background", [False, True])
 def test_targets_equal_the_original(void_is_background):
-    samples, match, boxes, ids = stored()
+    samples, match = ops("roi/match_all/0/prop"), ops("roi/match_all/0/match")
+    boxes, ids = ops("rpn/gt0"), ops("roi/ids0").flatten()
     case = f"roi/lbl_vb{int(void_is_background)}"
     codes = box_targets(samples, boxes, match) * torch.tensor(WEIGHTS)
     assert_close(codes[match >= 0], ops(f"{case}/bbx"), rtol=1e-6, atol=1e-5)
