@@ -19,6 +19,8 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
 from seamseg.inference.predictor import build_predictor
+from seamseg.maps.evaluation.record import read_evaluation
+from seamseg.maps.formats.coco_panoptic import read_coco_panoptic
 from seamseg.maps.formats.metadata import read_metadata, write_metadata
 from seamseg.maps.predictions import Prediction
 from seamseg.utils.distributed import World
@@ -178,6 +180,25 @@ def folder(micro, micro_run, tmp_path_factory):
     with narrow_body():
         found = evaluate_model(EvaluationOptions(micro_run, micro, "cpu", split="train", quiet=True, out=out))
     return out, found
+
+
+def test_its_records_belong_to_its_maps(folder, micro, micro_run):
+    out, scores = folder
+    found = read_evaluation(out)
+    assert (found.scores, found.title) == (scores.to_json(), f"{micro_run.name} on train of {micro.name}")
+    images = list(found.images())
+    sides = ("ground_truth", "prediction")
+    for files, side in zip((found.ground_truth, found.prediction), sides):
+        annotations = {a.file_name: a.segments_info for a in read_coco_panoptic(files.json, files.folder).annotations}
+        for image in images:
+            wanted = [(s["id"], s["category_id"], s["area"]) for s in annotations[getattr(image, f"{side}_png")]]
+            of_image = getattr(image, side)
+            assert sorted((s.id, found.classes[s.category].id, s.area) for s in of_image) == sorted(wanted)
+    for image in images:
+        assert (found.photos / image.photo).is_file()
+        assert {s.partner for s in image.ground_truth} - {None} <= {s.id for s in image.prediction}
+    matched = [s for image in images for s in image.ground_truth if s.outcome == "matched"]
+    assert len(matched) == sum(one.TP for one in scores.per_class)
 
 
 @pytest.mark.distributed
