@@ -35,6 +35,7 @@ def test_names(names, classes, expected):
     [
         ("persn", CITY, "no class 'persn'; did you mean person"),
         ("bicylist", VISTAS, "did you mean bicyclist"),
+        ("Bicylist", VISTAS, "did you mean bicyclist"),
         ("cra", CITY, "did you mean car? its classes are road, traffic light, person, rider, car"),
         ("x", of(*(f"c{k}" for k in range(46))), "c18, c19 and 26 more"),
         ("human--car", VISTAS, "no class 'human--car'"),

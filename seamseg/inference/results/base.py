@@ -63,8 +63,8 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: st
         starts = [range(len(key) - len(part) + 1) for key in keys]
         found = [k for k, key in enumerate(keys) if any(key[i : i + len(part)] == part for i in starts[k])]
         if not found:
-            parts = {part for name in metadata.categories for part in (name, *name.split("--"))}
-            near = near_names(word, sorted(parts), 3)
+            parts = {part.casefold(): part for name in metadata.categories for part in (name, *name.split("--"))}
+            near = [parts[key] for key in near_names(word.casefold(), sorted(parts), 3)]
             meant = f"did you mean {' or '.join(near)}? " if near else ""
             known = f"its classes are {first_names(metadata.categories)}"
             raise InputError(f"`{parameter}`: the model has no class {word!r}; {meant}{known}")
