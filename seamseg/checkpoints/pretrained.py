@@ -141,7 +141,7 @@ def _load_part(module: nn.Module, content: Any, path: str, part: str) -> LoadRep
         weights = {key: value for key, value in weights.items() if key in known or not key.startswith("classifier.")}
         report = load_module(backbone, weights, part, path)
         if report.skipped:
-            raise InputError(f"{path}: is of another network than {backbone.name}, or with another input_3x3: {report}")
+            raise InputError(f"{path}: does not fit {backbone.name}; is it another network, or input_3x3? {report}")
         return report
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
         # do not report the pyramid as missing for a bare backbone

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.interruptions import loss_lines
+from support.interruptions import loss_lines, result
+from support.processes import launch
 from support.tiny_transformers import save
 
 import seamseg
@@ -94,6 +95,27 @@ def test_each_family_is_trained_and_predicts(family, options, tmp_path):
     assert {segment.name for segment in found.segments} <= {"sky", "road", "car"}
     if "eomt" in family:
         assert not model.network.net.attn_mask_probs.any()
+
+
+def train_in_two(rank, join, given):
+    join()
+    run_training(given)
+    if rank == 0:  # which writes it
+        net = load_snapshot(given.log_dir / "model_last.pth.tar").state_dict["network"]
+        assert all(bool(torch.isfinite(value).all()) for value in net.values() if value.is_floating_point())
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_resume_to_the_bit(options, tmp_path):
+    keys = ("dataloader.train_batch_size=1", "general.snapshot_interval=1", "general.snapshot_keep=9")
+    given = options("mask2former", "straight", *keys, "optimizer.ema=.9")
+    launch(train_in_two, 2, given, seconds=400)
+    first = sorted((tmp_path / "straight" / "snapshots").iterdir())[0]
+    alone = {"config": tmp_path / "straight" / "config.ini", "overrides": ("network transformers.model=",)}
+    again = replace(given, log_dir=tmp_path / "again", resume=first, **alone)
+    launch(train_in_two, 2, again, seconds=400)
+    assert result(tmp_path / "again") == result(tmp_path / "straight")
 
 
 def test_weights_of_classes_are_copied_by_name(options, folders):
