@@ -69,7 +69,7 @@ def test_a_classifier_gives_the_weights_of_a_body(name, tmp_path):
 def test_weights_of_another_network_are_refused(stored, options, body, tmp_path):
     with narrow_networks():
         published(tmp_path / "net", stored, **options)
-        with pytest.raises(InputError, match=f"^.*: does not fit {body}, or .*, skipped") as caught:
+        with pytest.raises(InputError, match=f"^.*: does not fit {body}; is it another network, .*, skipped") as caught:
             load_body_weights(with_body(body), str(tmp_path / "net"))
     assert "\n" not in str(caught.value)
 
