@@ -139,7 +139,6 @@ _GRAY = (0.299, 0.587, 0.114)
 _LARGEST_CHANGE, _DEVIATION = 0.4, 0.1
 _EIGENVALUES = (0.2175, 0.0188, 0.0045)
 _EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-_COMPONENTS = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
 
 
 def color_jitter(image: Tensor) -> Tensor:
@@ -154,7 +153,8 @@ def color_jitter(image: Tensor) -> Tensor:
 def lighting(image: Tensor) -> Tensor:
     """Add a multiple of each principal component of the colours of ImageNet, drawn from a normal distribution."""
     factors = torch.empty(3).normal_(0, _DEVIATION)
-    return image + (_COMPONENTS * factors).sum(1)[:, None, None]
+    components = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
+    return image + (components * factors).sum(1)[:, None, None]
 
 
 def to_float(image: Image.Image) -> Tensor:
