@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from seamseg.ops.norm import (
     is_plain,
     is_tiling,
 )
+from seamseg.ops.pooling import box_filter_pool
 from seamseg.utils.errors import InputError
 
 _SEQUENCES = (nn.Sequential, NormSequential, Transition, RPNHead)
@@ -165,25 +166,46 @@ def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
     return module
 
 
-def _fold_deeplab_v3(head: Any) -> DeeplabV3:
-    first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
-    assert first is not None and pooled is not None and last is not None
-    # one activation follows the average, one the sum, whose offset the context adds
-    linear = last._replace(activation=("identity", 0.0))
-    head.map_convs, head.map_bn = nn.ModuleList(_branches(head.map_convs, first)), nn.Identity()
-    head.global_pooling_conv = _fuse(head.global_pooling_conv, pooled._replace(activation=linear.activation))
-    head.global_pooling_bn = Activation(*pooled.activation)
-    head.pool_red_conv = _fuse(head.pool_red_conv, linear)
-    head.red_conv = _fuse(head.red_conv, linear._replace(offset=torch.zeros_like(linear.offset)))
-    head.red_bn = Activation(*last.activation)
-    return cast(DeeplabV3, head)
+class FoldedDeeplabV3(nn.Module):
+    """The head of DeepLabV3, without the concatenation: its reduction, `joins`, is a sum over the branches."""
+
+    def __init__(self, head: DeeplabV3) -> None:
+        super().__init__()
+        first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
+        assert first is not None and pooled is not None and last is not None
+        linear = ("identity", 0.0)
+        self.branches = nn.ModuleList(_branches(head.map_convs, first))
+        reduced, offset = _scaled(head.red_conv, last)
+        # the context adds the offset of the sum, whose activation is that of the last join
+        parts = torch.split(reduced, head.hidden_channels, dim=1)
+        joins = [FusedConv2d(part, torch.zeros_like(offset), head.red_conv) for part in parts]
+        joins[-1].activation, joins[-1].activation_param = last.activation
+        self.joins = nn.ModuleList(joins)
+        self.context = _fuse(head.global_pooling_conv, pooled._replace(activation=linear))
+        self.activation = Activation(*pooled.activation)
+        self.reduce_context = _fuse(head.pool_red_conv, last._replace(activation=linear))
+        self.pooling_size = head.pooling_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute what :class:`seamseg.models.semantic.DeeplabV3` does."""
+        if self.pooling_size is None:
+            pooled = self.context(x.mean((2, 3), keepdim=True))
+        else:
+            # an affine map commutes with the average and its padding
+            pooled = box_filter_pool(self.context(x), self.pooling_size)
+        total: Tensor = self.reduce_context(self.activation(pooled))
+        if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
+            total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
+        for branch, join in zip(self.branches, self.joins):
+            total = join(branch(x), total)
+        return total
 
 
 _FOLDS: dict[type, Callable[[Any], nn.Module]] = {
     ResidualBlock: FoldedBlock,
     PreActivationBlock: FoldedBlock,
     MiniDeepLab: _fold_deeplab,
-    DeeplabV3: _fold_deeplab_v3,
+    DeeplabV3: FoldedDeeplabV3,
 }
 """Functions that return the folded form of a module."""
 

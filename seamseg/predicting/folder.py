@@ -86,8 +86,7 @@ class OutputFolder:
     def check_names(self, sources: Sequence[Source | Video]) -> None:
         """Raise InputError if an output would overwrite an input, or two images would have one output."""
         real = lru_cache(4096)(os.path.realpath)  # fast for a million files in few folders
-        # the names of the frames of a video differ in their number only
-        images = [source if isinstance(source, Source) else source.frame(0) for source in sources]
+        images = [source for source in sources if isinstance(source, Source)]
         inputs = {(real(source.path.parent), source.path.name) for source in images}
         for writer in self.writers:
             owners: dict[Path, Source] = {}
@@ -102,6 +101,15 @@ class OutputFolder:
                             f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
                             "give them different names or predict each folder into an output folder of its own"
                         )
+            video = next((source for source in sources if isinstance(source, Video)), None)
+            if video is not None and len(sources) > 1:
+                # how many frames it has is not known, but their names start with its folder
+                a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
+                if a and a == b:
+                    raise InputError(
+                        f"{video.name}: frames of several videos could share {a[0]}, since this format has no "
+                        "sub-folders; predict each into an output folder of its own"
+                    )
 
     def begin(self, sources: Sequence[Source | Video], restart: bool = False) -> Done:
         """Begin the manifest, or continue one: return the images whose outputs exist, by name.

@@ -173,12 +173,14 @@ class Callbacks:
 
     def states(self) -> dict[str, Any]:
         """Return the states of all callbacks that have one."""
-        states = {}
-        for name, callback in list(self.active.items()):
-            if state := self._call(name, callback.state_dict):
-                self._call(name, partial(check_storable, state, "state_dict()"))
-                states[name] = state
-        return {name: state for name, state in states.items() if name in self.active}
+
+        def state_of(callback: Callback) -> dict[str, Any]:
+            state = callback.state_dict()
+            check_storable(state, "state_dict()")
+            return state
+
+        states = {name: self._call(name, partial(state_of, callback)) for name, callback in list(self.active.items())}
+        return {name: state for name, state in states.items() if state}
 
     def _call_all(self, call: Callable[[Callback], None]) -> None:
         for name, callback in list(self.active.items()):

@@ -105,11 +105,13 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
 
 def nearest_path(path: str | Path) -> str:
     """Return the end of a message on a missing path, "; did you mean runs/demo?"; empty if no name there is similar."""
-    path = Path(path)
+    path = missing = Path(path)
+    while not os.path.lexists(missing.parent):
+        missing = missing.parent
     with suppress(OSError):
-        match = near_names(path.name, os.listdir(path.parent))
-        if match and match[0] != path.name:
-            return f"; did you mean {path.parent / match[0]}?"
+        match = near_names(missing.name, os.listdir(missing.parent))
+        if match and match[0] != missing.name:
+            return f"; did you mean {missing.parent / match[0] / path.relative_to(missing)}?"
     return ""
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, TypeVar
 
@@ -163,7 +163,7 @@ class BackgroundWriter:
     """Run jobs in threads, so that the network does not wait for files, with a bounded queue.
 
     There are `threads` jobs at a time, by default the writers of :func:`share_cores`, and `waiting` further ones;
-    :meth:`submit` waits for the oldest while the queue is full. All unfinished jobs together take at most `most_bytes`;
+    :meth:`submit` waits for one to end while the queue is full. All unfinished jobs together take at most `most_bytes`;
     a larger one runs alone. Each thread calls `begin` first.
     """
 
@@ -177,30 +177,29 @@ class BackgroundWriter:
         threads = share_cores().writers if threads is None else threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="seamseg-writer", initializer=begin)
         self._most_jobs, self._most_bytes = threads + waiting, most_bytes
-        self._jobs: deque[tuple[Future[Any], int]] = deque()
+        self._jobs: dict[Future[Any], int] = {}
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""
-        while self._jobs and (
-            self._jobs[0][0].done()
-            or len(self._jobs) >= self._most_jobs
-            or sum(held for _, held in self._jobs) + size > self._most_bytes
-        ):
-            self._wait()
-        self._jobs.append((self._pool.submit(job, *args), size))
+        self._collect()
+        while self._jobs and (len(self._jobs) >= self._most_jobs or sum(self._jobs.values()) + size > self._most_bytes):
+            wait(self._jobs, return_when=FIRST_COMPLETED)
+            self._collect()
+        self._jobs[self._pool.submit(job, *args)] = size
 
     def finish(self) -> None:
         """Wait for all jobs; raise the error of the first that failed."""
         self._pool.shutdown()
-        while self._jobs:
-            self._wait()
+        self._collect()
 
     def abandon(self) -> None:
         """Drop the jobs that have not started and wait for the others."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _wait(self) -> None:
+    def _collect(self) -> None:
         try:
-            self._jobs.popleft()[0].result()
+            for job in [job for job in self._jobs if job.done()]:
+                del self._jobs[job]
+                job.result()
         except OSError as error:
             raise cannot_write(error.filename or "output", error) from error

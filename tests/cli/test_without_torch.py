@@ -70,6 +70,8 @@ MISTAKES = [
     ("train my.ini data --set body.weights=r50.pth", "[body] weights = r50.pth: no such file or run folder"),
     ("predict runs/dmo images out", "runs/dmo: no such model; did you mean runs/demo?"),
     ("predict runs/demo phots out", "phots: no such image, video, folder or list; did you mean photos?"),
+    ("predict runs/demo phots/a.jpg out", "video, folder or list; did you mean photos/a.jpg?"),
+    ("predict rns/demo photos out", "rns/demo: no such model; did you mean runs/demo?"),
     ("evaluate runs/dmo data", "runs/dmo: no such model; did you mean runs/demo?"),
     ("export runs/dmo x.onnx", "runs/dmo: no such model; did you mean runs/demo?"),
     ("convert-model runs/dmo out", "runs/dmo: no such model; did you mean runs/demo?"),

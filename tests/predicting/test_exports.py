@@ -27,7 +27,7 @@ from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.prepare.export import export_dataset
 from seamseg.predicting.folder import OutputFolder
 from seamseg.predicting.settings import make_writers
-from seamseg.predicting.source import Source
+from seamseg.predicting.source import Source, Video
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
@@ -186,3 +186,6 @@ def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
         refused = pytest.raises(InputError, match=r"x/a\.png and y/a\.png would both be written to")
         with refused if shared else nullcontext():
             OutputFolder(tmp_path, [writer], {}).check_names(sources)
+        frames = pytest.raises(InputError, match="x: frames of several videos could share")
+        with frames if shared else nullcontext():
+            OutputFolder(tmp_path, [writer], {}).check_names([Video("x.mp4", "x", "x.mp4"), sources[0]])

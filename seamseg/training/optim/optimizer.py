@@ -125,10 +125,12 @@ def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
         in_body = dict.fromkeys(backbone.parameters(), (options.body_lr_factor, True))
     # the order of groups and, in them, of modules is part of the snapshot format: states refer to parameters by index
     members: dict[tuple[bool, float, bool], list[nn.Parameter]] = {(True, 1.0, True): []}
+    of_norms: dict[nn.Parameter, bool] = {}  # a shared parameter is of the first layer that has it
+    for layer in net.modules():
+        for parameter in layer.parameters(recurse=False):
+            of_norms.setdefault(parameter, isinstance(layer, NORM_LAYERS))
     for is_norm in (True, False):
-        of_kind = (layer for layer in net.modules() if isinstance(layer, NORM_LAYERS) == is_norm)
-        own = (parameter for layer in of_kind for parameter in layer.parameters(recurse=False))
-        for parameter in dict.fromkeys(p for p in own if p.requires_grad):
+        for parameter in [p for p, of_norm in of_norms.items() if of_norm == is_norm and p.requires_grad]:
             factor, decayed = in_body.get(parameter, (1.0, True))
             members.setdefault((is_norm, factor, decayed or is_norm), []).append(parameter)
     members[False, 1.0, True] = members.pop((False, 1.0, True), [])
