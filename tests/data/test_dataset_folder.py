@@ -52,7 +52,10 @@ def raw(**changes):
         (b"", "not a metadata file"),
         (umsgpack.packb({"images": []}), "'meta' is missing"),
         (raw(num_thing=2), "2 entries in `categories`, but num_stuff [+] num_thing = 3"),
-        (raw(cat=[255, 2]), "'x' has the size .*, and 2 in `cat`"),
+        (
+            raw(cat=[255, 2]),
+            "'x' has the size .*, and 2 in `cat`, of which the first must be 255, others 255 or 0 to 1",
+        ),
         (raw(size=[0, 3]), "size"),
         (raw(size=7), "not a metadata file"),
         (raw(original_ids=[1, 1e300]), "is not a whole number of at most 60 bits"),
@@ -165,8 +168,14 @@ def without_class(root):
         (lambda root: (root / "msk" / "im0.png").unlink(), r"im0\.png: no mask of image 'im0'"),
         (lambda root: (root / "img" / "im0.png").write_bytes(b""), r"im0\.png: the file is empty"),
         (cut_mask, r"msk/im0\.png: (corrupt|not an)"),
-        (lambda root: Image.new("L", (7, 5)).save(root / "msk" / "im0.png"), "mask is 7 x 5 .* has 20 x 12"),
-        (lambda root: Image.new("RGB", (8, 5)).save(root / "img" / "im0.png"), "image is 8 x 5 .* 20 x 12"),
+        (
+            lambda root: Image.new("L", (7, 5)).save(root / "msk" / "im0.png"),
+            r"im0\.png: the mask is 7 x 5 pixels .* but metadata.bin has 20 x 12",
+        ),
+        (
+            lambda root: Image.new("RGB", (8, 5)).save(root / "img" / "im0.png"),
+            r"im0\.png: the image is 8 x 5 pixels .* have 20 x 12; restore the image",
+        ),
         (turned_photo, "EXIF orientation"),
         (without_class, r"im0\.png: the mask has instance id 3, but .* ids 0 to 2"),
     ],

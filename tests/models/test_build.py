@@ -83,7 +83,10 @@ OTHER = {"mod2": 4, "mod3": 8, "mod4": 16, "mod9": 32}
             r"\[body\] out_channels: resnet18 gives {'mod1': 64, 'mod2': 64, .*}, not {",
         ),
         ("[body]\nnum_frozen = 6\n", r"\[body\] num_frozen: resnet50 has 5 modules, not 6"),
-        ("[body]\nbody_params = {'dilation': [2, 1, 2, 4]}\n", r"\[fpn\] out_strides: .* \(2, 4, 4, 4\), not"),
+        (
+            "[body]\nbody_params = {'dilation': [2, 1, 2, 4]}\n",
+            r"\[fpn\] out_strides: resnet50 gives \(2, 4, 4, 4\), not \(4, 8, 16, 32\)",
+        ),
         (
             f"[body]\nout_channels = {dict.fromkeys(OTHER, 1)}\nout_strides = {OTHER}\n[fpn]\ninputs = {list(OTHER)}\n",
             r"\[fpn\] inputs: resnet50 has no mod9, only mod1, mod2, .*, mod5",

@@ -188,6 +188,16 @@ def test_a_changed_source_is_converted_again(tmp_path):
     frames[0].annotation.write_text("fine")
     convert()
     assert (out / "lst" / "train.txt").read_text().split() == ["im0", "im1", "im2"]
+    (out / ".prepare" / "train.jsonl").unlink()
+    frames[0].annotation.write_text("unnoticed")
+    mask = next((out / "msk").iterdir())
+    mask.write_bytes(b"edited by hand")
+    convert()
+    assert "already prepared by a converter that keeps no record" in logged[0]
+    assert mask.read_bytes() == b"edited by hand"
+    (out / "lst" / "train.txt").unlink()
+    convert()
+    assert mask.read_bytes() != b"edited by hand"
 
 
 def test_images_of_two_lists(tmp_path):
