@@ -42,7 +42,7 @@ def ours(side: int, photo: Path, out: Path, name: str) -> Run:
 
     from seamseg.inference.images import network_input
     from seamseg.maps.images import open_image
-    from seamseg.predicting.settings import make_writers
+    from seamseg.predicting.folder import make_writers
     from seamseg.predicting.source import Source
 
     plain = name in ("plain", "separated")

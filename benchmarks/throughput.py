@@ -103,9 +103,8 @@ def stages(predictor: Any, image: np.ndarray, milliseconds: float, run: Callable
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, workers: int) -> float:
     """Return images per second from file to file."""
-    from seamseg.predicting.folder import OutputFolder
+    from seamseg.predicting.folder import OutputFolder, make_writers
     from seamseg.predicting.job import predict_all
-    from seamseg.predicting.settings import make_writers
     from seamseg.predicting.source import Source
     from seamseg.utils.distributed import World
 

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from seamseg.models.custom import Map as Map
     from seamseg.models.custom import NetworkContext as NetworkContext
     from seamseg.models.custom import SemanticImage as SemanticImage
-    from seamseg.predicting.writers.base import OutputFormat as OutputFormat
     from seamseg.predicting.writers.images import ImageFormat as ImageFormat
+    from seamseg.predicting.writers.images import OutputFormat as OutputFormat
     from seamseg.training.callbacks import Callback as Callback
     from seamseg.training.callbacks import Run as Run
 
 _MODULES = {
     "ImageFormat": "seamseg.predicting.writers.images",
-    "OutputFormat": "seamseg.predicting.writers.base",
+    "OutputFormat": "seamseg.predicting.writers.images",
     "Network": "seamseg.models.custom:CustomNetwork",
     **dict.fromkeys(("Body", "BodyContext"), "seamseg.models.backbones.base"),
     **dict.fromkeys(("Callback", "Run"), "seamseg.training.callbacks"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seamseg.config import find_experiment, load_config
+from seamseg.inference.options import PredictOptions
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.evaluation.record import read_evaluation, write_summary
 from seamseg.maps.evaluation.scores import PanopticScores
@@ -20,7 +21,6 @@ from seamseg.maps.report import write_report
 from seamseg.maps.toy_city import generate_toy_city
 from seamseg.maps.toy_city.writer import check_scenes, check_settings
 from seamseg.predicting.job import predict_files
-from seamseg.predicting.options import PredictOptions
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.options import TrainingOptions
 from seamseg.training.run import run_training

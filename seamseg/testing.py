@@ -30,13 +30,13 @@ from seamseg.config.components import KINDS, Component, added_by, load, register
 from seamseg.config.experiments import TINY_NETWORK
 from seamseg.config.values import format_value
 from seamseg.data.loader import collate
+from seamseg.inference.options import PredictOptions
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.images import open_image
 from seamseg.maps.prepare.cityscapes import prepare_cityscapes
 from seamseg.maps.toy_city import generate_toy_city
 from seamseg.ops.labels import extract_boxes
 from seamseg.predicting.job import predict_files
-from seamseg.predicting.options import PredictOptions
 from seamseg.structures import Batch, PackedSequence
 from seamseg.training.callbacks import Callback, Run
 from seamseg.training.options import TrainingOptions

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seamseg.inference.options import LoadOptions
-from seamseg.predicting.options import PredictOptions
+from seamseg.inference.options import LoadOptions, PredictOptions
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.options import takes
 from seamseg.validation.options import EvaluationOptions

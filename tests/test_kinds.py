@@ -6,7 +6,7 @@ from seamseg.config.kinds import KINDS
 from seamseg.config.loader import default_config
 from seamseg.inference.results import RESULTS
 from seamseg.models.build import build_network
-from seamseg.predicting.settings import formats_of
+from seamseg.predicting.folder import formats_of
 from seamseg.validation.validator import scorer_of
 
 

@@ -11,8 +11,7 @@ import pytest
 
 import seamseg
 from seamseg.components import Callback
-from seamseg.inference.options import LoadOptions
-from seamseg.predicting.options import PredictOptions
+from seamseg.inference.options import LoadOptions, PredictOptions
 from seamseg.training.options import TrainingOptions
 from seamseg.utils.errors import InputError
 from seamseg.validation.options import EvaluationOptions

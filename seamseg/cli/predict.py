@@ -65,7 +65,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.cli.main import add_options, check_model, options_of
-from seamseg.predicting.options import LABELS, PredictOptions
+from seamseg.inference.options import LABELS, PredictOptions
 from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import counted
 from seamseg.utils.output import echo

@@ -17,7 +17,7 @@ from seamseg.maps.formats.id_png import write_id_png
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.predicting.source import Source, Video
-from seamseg.predicting.writers.base import OutputFormat, Record, Records
+from seamseg.predicting.writers.images import OutputFormat, Record, Records
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 

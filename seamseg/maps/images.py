@@ -219,8 +219,10 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
 
 
 def pixel_count(path: str | Path) -> int:
-    """Return the number of pixels by the header of an image; errors as :func:`image_size`."""
-    return _decode(Path(path), lambda image: image.width * image.height, per_pixel=0)
+    """Return the number of pixels by the header of an image; 0 for what cannot be read."""
+    with suppress(InputError, MemoryError):
+        return _decode(Path(path), lambda image: image.width * image.height, per_pixel=0)
+    return 0
 
 
 def _decode(

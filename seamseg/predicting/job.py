@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,23 +19,12 @@ from seamseg.checkpoints.model_path import is_exported
 from seamseg.config.components import at_fault
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import PreparedImage, equal_size_batches, prepare_image
+from seamseg.inference.options import PredictOptions
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import PHOTO_ENDINGS, pixel_count
 from seamseg.maps.predictions import MANIFEST, ArrayPrediction
-from seamseg.predicting.folder import Done, OutputFolder
-from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.settings import PredictSettings
-from seamseg.predicting.source import (
-    WRITTEN,
-    Source,
-    Video,
-    VideoFrame,
-    file_stamp,
-    find_sources,
-    is_video,
-    write_video,
-)
-from seamseg.predicting.writers.base import errors_of
+from seamseg.predicting.folder import LOCK_NAME, Done, OutputFolder, PredictSettings
+from seamseg.predicting.source import VIDEO_ENDINGS, WRITTEN, Source, Video, file_stamp, find_sources, write_video
 from seamseg.utils.distributed import (
     World,
     distributed,
@@ -45,7 +35,7 @@ from seamseg.utils.distributed import (
     raised_by_all,
 )
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, is_of_item, one_line
-from seamseg.utils.files import refuse_url
+from seamseg.utils.files import lock_file, make_folder, refuse_url
 from seamseg.utils.limits import is_large
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import BackgroundWriter, share_cores, threaded_map
@@ -109,14 +99,15 @@ def predict_files(
     if not given.strip():
         raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
     if not out.is_dir():
-        if is_video(given):
+        if given.lower().endswith(VIDEO_ENDINGS):
             return _predict_video(options, report)
         refuse_url(given)
         if out.exists() or given.lower().endswith(PHOTO_ENDINGS):
             raise InputError(f"{given}: the output must be a folder, this is a file or image; OUT is the last argument")
     settings = PredictSettings(options)
     sources = find_sources(options.inputs, out, options.limit)
-    first, pixels = sources[0], header_pixels(sources[0]) or 0
+    first = sources[0]
+    pixels = pixel_count(first.path) if isinstance(first, Source) else 0
     # else it may be done, or each process has another one
     is_next = process_count() == 1 and not (out / MANIFEST).exists()
     # exported networks take arrays, and choose their devices themselves
@@ -124,7 +115,7 @@ def predict_files(
     with ThreadPoolExecutor(1) as pool, distributed(device) as world:
         if is_next and isinstance(first, Source) and not is_large(pixels):
             # decoded while the model is opened
-            sources[0] = replace(first, ahead=[pool.submit(first.open)])
+            sources[0] = replace(first, ahead=[pool.submit(first.open).result])
         predictor = settings.load(world.device or options.device)
         folder = settings.open_folder(out, predictor, sources)
         workers = options.workers
@@ -187,7 +178,12 @@ def predict_all(
         with raised_by_all(world, group):
             if world.is_main:
                 try:
-                    locked.enter_context(folder.lock())
+                    make_folder(folder.out)
+                    other = (
+                        "another `seamseg predict` is writing to this folder: wait until it ends, or choose another "
+                        "folder (for more processes in one run use torchrun)"
+                    )
+                    locked.enter_context(lock_file(folder.out / LOCK_NAME, other))
                     earlier = folder.begin(sources, restart)
                 except OSError as error:
                     raise SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}") from error
@@ -196,7 +192,7 @@ def predict_all(
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
         images: Iterator[DecodedImage | UnreadableSource] = reader.read(workers)
         if world.is_main:
-            images = progress(images, reader.total(), "predict")
+            images = progress(images, reader.total, "predict")
         loop = _PredictionLoop(predictor, folder)
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             loop.run(images, batch_size or predictor.network.batch_size, threads, begin)
@@ -239,13 +235,12 @@ class _PredictionLoop:
                 size = sum(p.image.nbytes + _FUSED_BYTES * p.image.size[0] * p.image.size[1] for p in batch)
                 # decoded alone, and kept for its outputs
                 if any(p.image.rgb is not None and is_large(p.image.size[0] * p.image.size[1]) for p in batch):
-                    self._run_and_write(batch)  # before the next is decoded
+                    self._compute(batch, self._write)  # before the next is decoded
                 elif threads > 1:
-                    background.submit(self._run_and_write, batch, size=size)
+                    background.submit(self._compute, batch, self._write, size=size)
                 else:
                     # the writer waits for the GPU, which gets the next batch meanwhile
-                    for started in self._start_network(batch):
-                        background.submit(self._write, *started, size=size // len(batch))
+                    self._compute(batch, partial(background.submit, self._write, size=size // len(batch)))
         except BaseException:
             background.abandon()
             raise
@@ -264,29 +259,26 @@ class _PredictionLoop:
         self._remove_outputs(source)  # of an earlier run, whose image was another
         reason = one_line(reason)
         echo(f"skipped {reason}", file=sys.stderr, flush=True)
-        line = {"name": source.name, "source": str(source), "relative": source.relative}
+        line = {"name": source.name, "source": source.address, "relative": source.relative}
         self.folder.add({**line, "status": "unreadable", "reason": reason})
 
-    def _start_network(
-        self, batch: Sequence[DecodedImage]
-    ) -> list[tuple[DecodedImage, Callable[[], ArrayPrediction], float]]:
-        """Return the images with what waits for their predictions, and seconds; without those that fail."""
+    def _compute(self, batch: Sequence[DecodedImage], write: Callable[..., object]) -> None:
+        """Start the network, and call `write` with each image, what waits for its prediction, and seconds."""
         start = time.perf_counter()
         try:
             predictions = self.predictor.start([item.image.pixels for item in batch])
         except Exception as error:
             if len(batch) == 1 or not is_of_item(error):
                 self._fail(batch, "the network fails", error)
-                return []
+                return
         else:
             seconds = (time.perf_counter() - start) / len(batch)
-            return [(item, prediction, seconds) for item, prediction in zip(batch, predictions)]
+            for item, prediction in zip(batch, predictions):
+                write(item, prediction, seconds)
+            return
         # after the handler: the error keeps tensors of the network alive
-        return [one for item in batch for one in self._start_network([item])]
-
-    def _run_and_write(self, batch: Sequence[DecodedImage]) -> None:
-        for started in self._start_network(batch):
-            self._write(*started)
+        for item in batch:
+            self._compute([item], write)
 
     def _write(self, item: DecodedImage, prediction: Callable[[], ArrayPrediction], seconds: float) -> None:
         start = time.perf_counter() - seconds
@@ -297,14 +289,13 @@ class _PredictionLoop:
             found = found.on_cpu()  # formats may keep it
             records, paths = [], list[Path]()
             for writer in self.folder.writers:
-                with errors_of(writer):
-                    records.append(writer.write(source, image.rgb, found, result))
+                records.append(writer.write(source, image.rgb, found, result))
                 paths += writer.paths(source)
             counts = result.counts()
             self.folder.add(
                 {
                     "name": source.name,
-                    "source": str(source),
+                    "source": source.address,
                     "relative": source.relative,
                     "status": "ok",
                     "stamp": stamp,
@@ -331,7 +322,7 @@ class _PredictionLoop:
 
     def _fail(self, batch: Sequence[DecodedImage], what: str, error: Exception) -> None:
         """Skip the image of a batch whose error is its own; raise others."""
-        names = ", ".join(str(item.source) for item in batch)
+        names = ", ".join(item.source.address for item in batch)
         reason = at_fault(error) or (
             str(error) if isinstance(error, (SeamsegError, OSError)) else f"{what} ({describe_error(error)})"
         )
@@ -344,7 +335,8 @@ class ImageReader:
     """Decodes the images of one process in threads: Pillow and PyAV release the GIL.
 
     Single images are assigned to the processes in turn. If there are enough videos for all processes, each reads whole
-    ones; otherwise each goes through every video and converts its part of the frames.
+    ones; otherwise each goes through every video and converts its part of the frames. `total` is the number of images
+    and frames to read; None if a video does not state it, or is divided.
     """
 
     def __init__(
@@ -365,19 +357,20 @@ class ImageReader:
         self.keep_rgb = keep_rgb
         self.rank = rank
         self.size = size
-
-    def total(self) -> int | None:
-        """Return the number of images and frames to read; None if a video does not state it, or is divided."""
-        frames = [video.stated_frames() or 0 for video in self.videos]
-        if not all(frames) or (frames and self.size > 1):
-            return None
-        stamps = {video.relative: file_stamp(video.address) for video in self.videos}
-        done = sum(stamps.get(path.rpartition("/")[0]) == stamp for path, stamp in self.done.values())
-        return len(self.images) + sum(frames) - done
+        frames = [video.stated_frames() or 0 if size == 1 else 0 for video in self.videos]
+        self.total: int | None = None
+        if all(frames):
+            stamps = {video.relative: file_stamp(video.address) for video in self.videos}
+            earlier = sum(stamps.get(path.rpartition("/")[0]) == stamp for path, stamp in done.values())
+            self.total = len(self.images) + sum(frames) - earlier
 
     def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
         """Yield the images in order, decoded on `workers` threads; in this one with 0 or 1, and large ones."""
-        for alone, items in groupby(self._items(), lambda one: workers <= 1 or is_large(header_pixels(one[1]) or 0)):
+        for alone, items in groupby(
+            self._items(),
+            # what is decoded ahead is not large, nor is a frame of a video
+            lambda one: workers <= 1 or (not one[1].ahead and is_large(pixel_count(one[1].path))),
+        ):
             if alone:
                 yield from (self._decode(*one) for one in items)
                 continue
@@ -389,7 +382,7 @@ class ImageReader:
                 READ_AHEAD_BYTES,
             )
 
-    def _items(self) -> Iterator[tuple[str, Source | VideoFrame]]:
+    def _items(self) -> Iterator[tuple[str, Source]]:
         for source in self.images:
             yield file_stamp(source.path), source
         whole = len(self.videos) >= self.size
@@ -397,29 +390,19 @@ class ImageReader:
             if whole and number % self.size != self.rank:
                 continue
             stamp = file_stamp(video.address)
-            items = ((item, item.source) for item in video.items())
-            missing = (item for item, s in items if self.done.get(s.name) != (s.relative, stamp))
+            missing = (item for item in video.items() if self.done.get(item.name) != (item.relative, stamp))
             for position, item in enumerate(missing, 1):
                 if whole or position % self.size == self.rank:
                     yield stamp, item
 
-    def _decode(self, stamp: str, item: Source | VideoFrame) -> DecodedImage | UnreadableSource:
-        source = item.source
+    def _decode(self, stamp: str, source: Source) -> DecodedImage | UnreadableSource:
         try:
-            image = prepare_image(item.open(), self.input_size, self.keep_rgb)
+            image = prepare_image(source.open(), self.input_size, self.keep_rgb)
             return_memory(image.size[0] * image.size[1])
             return DecodedImage(source, stamp, image)
         except UnreadableImage as error:  # its text names the image
             return UnreadableSource(source, str(error))
         except InputError as error:
-            return UnreadableSource(source, f"{source}: {error}")
+            return UnreadableSource(source, f"{source.address}: {error}")
         except Exception as error:  # one image, for which the memory may not suffice, must not end the run
-            return UnreadableSource(source, f"{source}: cannot be decoded: {describe_error(error)}")
-
-
-def header_pixels(item: Source | VideoFrame | Video) -> int | None:
-    """Return the pixels of an image by the header of its file; None for videos, and for what cannot be read."""
-    if isinstance(item, Source) and not item.address and not item.problem:
-        with suppress(InputError, MemoryError):  # reported when its turn comes
-            return pixel_count(item.path)
-    return None
+            return UnreadableSource(source, f"{source.address}: cannot be decoded: {describe_error(error)}")

@@ -7,11 +7,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -50,8 +49,9 @@ Found = tuple[list[str], list[PurePosixPath]]
 class Source:
     """An image: the path of its file, and the name of its outputs, with `/` between folders and without an ending.
 
-    `relative` is the path relative to the input folder. `address` names a frame of a video, and `problem` is why it
-    cannot be read: the place where the video breaks off. A thread decodes `ahead` for the first call of :meth:`open`.
+    `relative` is the path relative to the input folder. Messages and the manifest name it by its `address`, the path or
+    the frame of a video. `problem` is why it cannot be read: the place where the video breaks off. `ahead` returns the
+    pixels for the first call of :meth:`open`: of a frame, or decoded in a thread.
     """
 
     path: Path
@@ -59,21 +59,13 @@ class Source:
     relative: str
     address: str = ""
     problem: str = ""
-    ahead: list[Future[Image.Image]] | None = None
-
-    def __str__(self) -> str:
-        return self.address or str(self.path)
-
-    @property
-    def source(self) -> Source:
-        """The image itself, as of a frame of a video."""
-        return self
+    ahead: list[Callable[[], Image.Image]] | None = None
 
     def open(self) -> Image.Image:
         """Decode the image, see :func:`open_image`; UnreadableImage if that fails."""
         if self.problem:
-            raise UnreadableImage(f"{self}: {self.problem}")
-        return self.ahead.pop().result() if self.ahead else open_image(self.path)
+            raise UnreadableImage(f"{self.address}: {self.problem}")
+        return self.ahead.pop()() if self.ahead else open_image(self.path)
 
 
 def file_stamp(path: str | Path) -> str:
@@ -83,11 +75,6 @@ def file_stamp(path: str | Path) -> str:
     except (OSError, ValueError):  # ValueError: no file can have the name
         return ""
     return f"{status.st_size}-{status.st_mtime_ns}"
-
-
-def is_video(address: str) -> bool:
-    """Return whether a path is of a video, by its ending."""
-    return address.lower().endswith(VIDEO_ENDINGS)
 
 
 def require_decoder(address: str) -> Any:
@@ -124,23 +111,16 @@ def write_video(path: Path, frames: Sequence[Path], like: str) -> None:
         container.mux(stream.encode())
 
 
-@dataclass(frozen=True)
-class VideoFrame:
-    """A decoded frame."""
-
-    source: Source
-    frame: Any
-
-    def open(self) -> Image.Image:
-        """Return the frame, upright."""
-        pixels, matrix = self.frame.to_ndarray(format="rgb24"), self.frame.side_data.get("DISPLAYMATRIX")
-        if matrix is not None:
-            # of (x, y) as stored to (a x + c y, b x + d y); `frame.rotation` takes mirrored frames for rotated ones
-            a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
-            if abs(b) + abs(c) > abs(a) + abs(d):
-                pixels, a, d = pixels.swapaxes(0, 1), c, b
-            pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
-        return Image.fromarray(np.ascontiguousarray(pixels))
+def upright(frame: Any) -> Image.Image:
+    """Return the pixels of a frame that PyAV has decoded."""
+    pixels, matrix = frame.to_ndarray(format="rgb24"), frame.side_data.get("DISPLAYMATRIX")
+    if matrix is not None:
+        # of (x, y) as stored to (a x + c y, b x + d y); `frame.rotation` takes mirrored frames for rotated ones
+        a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
+        if abs(b) + abs(c) > abs(a) + abs(d):
+            pixels, a, d = pixels.swapaxes(0, 1), c, b
+        pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 @dataclass(frozen=True)
@@ -167,14 +147,14 @@ class Video:
             return min(frames, self.limit or frames) or None
         return None
 
-    def items(self) -> Iterator[Source | VideoFrame]:
+    def items(self) -> Iterator[Source]:
         """Iterate over the frames, always in the same order; open each before the next is requested.
 
         Where a packet is damaged or the video breaks off, there is an image that cannot be opened.
         """
         return islice(self._frames(), self.limit)
 
-    def _frames(self) -> Iterator[Source | VideoFrame]:
+    def _frames(self) -> Iterator[Source]:
         av = require_decoder(self.address)
         count = 0
         try:
@@ -208,7 +188,7 @@ class Video:
                         count += 1
                         continue
                     for frame in frames:
-                        yield VideoFrame(self.frame(count), frame)
+                        yield replace(self.frame(count), ahead=[partial(upright, frame)])
                         count += 1
                 if not count:
                     yield self.frame(count, "contains no frame")
@@ -248,11 +228,11 @@ def find_sources(
     sources: list[Source | Video] = []
     images = 0
     for address, name, path in zip(addresses, names, relative):
-        if is_video(address):
+        if address.lower().endswith(VIDEO_ENDINGS):
             require_decoder(address)
             sources.append(Video(address, name, str(path), limit))
         elif limit is None or images < limit:
-            sources.append(Source(Path(address), name, str(path)))
+            sources.append(Source(Path(address), name, str(path), str(Path(address))))
             images += 1
     return sources
 
@@ -284,7 +264,7 @@ def _of_folder(text: str, out: Path | None) -> Found:
     if out is not None and folder.resolve() == out.resolve():
         raise InputError(f"{out}: images and outputs in one folder would mix; choose another output folder")
     files = image_files(folder, _left_out(folder, out), (*PHOTO_ENDINGS, *VIDEO_ENDINGS))
-    found = [path for path in files if not is_video(path.name)]
+    found = [path for path in files if not path.name.lower().endswith(VIDEO_ENDINGS)]
     if found and len(found) < len(files) and is_main_process():
         videos = counted(len(files) - len(found), "video")
         echo(f"{text}: {videos} skipped; use a glob for videos, such as '*.mp4'", file=sys.stderr)

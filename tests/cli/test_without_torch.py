@@ -101,7 +101,7 @@ ALL = """
 import json, os, sys
 sys.modules["torch"] = None
 # what most of the commands import, once
-import seamseg.predicting.settings, seamseg.maps.prepare.vistas
+import seamseg.predicting.folder, seamseg.maps.prepare.vistas
 from seamseg.cli.main import main
 answers = []
 for words, missing in json.loads(sys.argv[1]):

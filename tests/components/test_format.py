@@ -10,8 +10,8 @@ from PIL import Image
 from support.components import component_file, forget
 
 from seamseg.cli.new import template
-from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.settings import PredictSettings
+from seamseg.inference.options import PredictOptions
+from seamseg.predicting.folder import PredictSettings
 from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")

@@ -25,8 +25,7 @@ from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.idmaps.histogram import joint_histogram
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.prepare.export import export_dataset
-from seamseg.predicting.folder import OutputFolder
-from seamseg.predicting.settings import make_writers
+from seamseg.predicting.folder import OutputFolder, make_writers
 from seamseg.predicting.source import Source, Video
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError

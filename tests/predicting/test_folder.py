@@ -10,8 +10,9 @@ from PIL import Image
 
 from seamseg.maps.predictions import MANIFEST
 from seamseg.predicting import folder as folder_module
-from seamseg.predicting.folder import OutputFolder, differences, read_lines
+from seamseg.predicting.folder import LOCK_NAME, OutputFolder, differences, read_lines
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.files import lock_file
 
 
 def header(model, digest, settings):
@@ -39,7 +40,7 @@ def write(folder, lines, processes=1):
 
 
 def listed(folder):
-    return [one for _, one in read_lines(folder.manifest)]
+    return [one for _, one in read_lines(folder.out / MANIFEST)]
 
 
 @settings(max_examples=60)
@@ -52,16 +53,16 @@ def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     everything = [line(n) for n in range(count)]
     for _ in range(data.draw(st.integers(0, 4))):
         before = folder.begin([])
-        first = folder.manifest.stat().st_size
+        first = (folder.out / MANIFEST).stat().st_size
         write(folder, [one for one in everything if one["name"] not in before], data.draw(st.integers(1, 3)))
-        content = folder.manifest.read_bytes()
-        folder.manifest.write_bytes(content[: data.draw(st.integers(first, len(content)))])
+        content = (folder.out / MANIFEST).read_bytes()
+        (folder.out / MANIFEST).write_bytes(content[: data.draw(st.integers(first, len(content)))])
         assert before.items() <= folder.begin([]).items()
     done = folder.begin([])
     write(folder, [one for one in everything if one["name"] not in done])
     folder.finish()
     assert listed(folder) == everything
-    assert folder.manifest.read_bytes().count(b"\n") == 1 + count
+    assert (folder.out / MANIFEST).read_bytes().count(b"\n") == 1 + count
 
 
 def test_another_model_or_other_settings_are_refused(tmp_path):
@@ -118,7 +119,8 @@ def test_a_full_disk_is_one_clear_error_and_costs_one_image(tmp_path, monkeypatc
 def test_through_the_command(micro_run, tmp_path, seamseg_main, refused):
     Image.new("RGB", (48, 32)).save(tmp_path / "a.png")
     words = ("predict", micro_run, tmp_path / "a.png", tmp_path / "out", "--device", "cpu", "--quiet")
-    with OutputFolder(tmp_path / "out", [], {}).lock():
+    (tmp_path / "out").mkdir()
+    with lock_file(tmp_path / "out" / LOCK_NAME, "locked"):
         assert "another `seamseg predict` is writing to this folder: wait until it ends" in refused(*words)
     assert seamseg_main(*words) == 0
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]

@@ -16,7 +16,7 @@ import seamseg
 from seamseg.inference.network import TorchNetwork
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
-from seamseg.predicting.settings import PredictSettings
+from seamseg.predicting.folder import PredictSettings
 from seamseg.predicting.source import Video
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
 

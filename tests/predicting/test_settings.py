@@ -13,9 +13,8 @@ from PIL import Image
 
 from seamseg.cli.main import build_parser, options_of
 from seamseg.inference.images import network_input
-from seamseg.inference.options import Thresholds
-from seamseg.predicting.options import PredictOptions
-from seamseg.predicting.settings import PredictSettings
+from seamseg.inference.options import PredictOptions, Thresholds
+from seamseg.predicting.folder import PredictSettings
 from seamseg.utils.errors import InputError
 
 
@@ -41,6 +40,7 @@ def settings_of(model, formats=None, **options) -> PredictSettings:
 def of_command(*words: str) -> dict:
     args = build_parser(["predict"]).parse_args(["predict", *words])
     settings = PredictSettings(options_of(args, PredictOptions))
+    settings.path = Path(words[0])
     return json.loads(json.dumps(settings.header(predictor())["settings"]))
 
 
@@ -60,6 +60,7 @@ def test_python_has_the_header_of_the_command(model: Path) -> None:
     flags += ["--anonymize", "car,bus", "--classes", "car"]
     inference = {"tiles": 512, "tta": "flip,0.5,1", "classes": ["car"]}
     settings = settings_of(str(model), ["coco", "labels", "coco"], hide=["car", "bus"], **inference)
+    settings.path = model
     assert settings.header(predictor())["settings"] == of_command(str(model), "in", "out", *flags)
     assert settings_of("model", " coco,labels ,coco,").format_names == ["coco", "labels"]
 

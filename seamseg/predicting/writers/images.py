@@ -1,14 +1,14 @@
-"""Formats with an image for each input: overlays, class maps of semantic networks, and the anonymised image."""
+"""The interface of an output format of `predict`, and the formats with an image for each input."""
 
 from __future__ import annotations
 
 import zlib
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -21,15 +21,88 @@ from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult
-from seamseg.maps.predictions import ArrayPrediction
+from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.maps.visualize.overlay import draw_legend
-from seamseg.predicting.source import Source
-from seamseg.predicting.writers.base import OutputFormat, Records
+from seamseg.predicting.source import Source, Video
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
 
+Record = dict[str, Any]
+"""Data that a format stores in the manifest for an image, as JSON."""
+
+Records = Callable[[], Iterator[Record]]
+"""Iterates over the records of all images in the order of their names; may be called several times."""
+
 R = TypeVar("R", bound=ImageResult, contravariant=True)
+
+
+class OutputFormat(ABC, Generic[R]):
+    """An output format for results of type `R`; derive from it, and register the class.
+
+    The methods may be called from several threads at a time.
+
+    Parameters
+    ----------
+    out : folder
+    metadata : the classes of the model
+    keys : values of the section `[format NAME]`
+
+    Attributes
+    ----------
+    kinds : kinds of networks whose results it holds
+    file : file of an image in the folder, with `{}` for its name; empty if there is none, or :meth:`paths` returns them
+    final : file that :meth:`finish` writes; empty if there is none, or :meth:`finals` returns them
+    needs_photo : whether :meth:`write` needs the pixels of the image
+    all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
+    probabilities : whether it needs the probabilities of a semantic network
+    map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
+        that score too low for the panoptic map; not inherited
+    least_score, chosen : detections score above, by default all that the network returns, as average precision needs;
+        indices of their classes, stuff first, None for all. Set after the construction, for formats that read
+        detections from the prediction
+    """
+
+    kinds: tuple[str, ...] = ()
+    file: str = ""
+    final: str = ""
+    needs_photo: bool = False
+    all_classes: bool = False
+    probabilities: bool = False
+    map_only: bool = False
+    least_score: float = 0.0
+    chosen: Sequence[int] | None = None
+
+    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
+        self.out = out
+        self.metadata = metadata
+        self.keys = keys
+
+    def problem(self, network: InferenceNetwork, video: Video | None) -> str | None:
+        """Return why the results of a network, or of a video, cannot be written; None if they can."""
+        return None
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return the files of an image, as far as they are known in advance."""
+        return [self.out / self.file.format(source.name)] if self.file else []
+
+    @abstractmethod
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> Record | None:
+        """Write the files of an image, each atomically, and return what :meth:`finish` needs of it, if anything."""
+
+    def finals(self) -> list[Path]:
+        """Return the files that :meth:`finish` writes."""
+        return [self.out / self.final] if self.final else []
+
+    def finish(self, records: Records) -> None:
+        """Write files about all images; called by the main process after the last one.
+
+        Parameters
+        ----------
+        records : what :meth:`write` returned for each image, in this run or an earlier one, in any process
+        """
+        return
+
 
 LEGEND = "legend.png"
 """File of the legend, beside overlays with names."""
@@ -108,9 +181,9 @@ class OverlayWriter(ImageFormat[ImageResult]):
 
     def finish(self, records: Records) -> None:
         """Write it."""
-        for path in self.finals():
+        if self.keys is not None and self.keys.labels:
             classes = self.metadata
-            with replacing(path) as temporary:
+            with replacing(self.out / LEGEND) as temporary:
                 draw_legend(classes.categories, classes.palette, classes.num_stuff, 720).save(temporary, "PNG")
 
 

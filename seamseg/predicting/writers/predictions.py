@@ -29,7 +29,7 @@ from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.maps.visualize.maps import encode_map
 from seamseg.predicting.source import Source, Video
-from seamseg.predicting.writers.base import OutputFormat, Record, Records
+from seamseg.predicting.writers.images import OutputFormat, Record, Records
 from seamseg.utils.files import replacing, write_atomically, write_json
 
 COCO_JSON = "panoptic.json"

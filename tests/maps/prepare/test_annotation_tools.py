@@ -16,7 +16,7 @@ from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.maps.prepare.account import SplitAccount
 from seamseg.maps.prepare.annotation_tools import prepare_cvat, prepare_label_studio
 from seamseg.maps.prepare.convert import ConversionOptions
-from seamseg.predicting.settings import make_writers
+from seamseg.predicting.folder import make_writers
 from seamseg.predicting.source import Source
 from seamseg.utils.errors import InputError
 
