@@ -35,10 +35,10 @@ TESTS = {
     "seamseg/maps/evaluation/scores.py": "tests/maps/evaluation/test_table.py",
     **dict.fromkeys(
         ("seamseg/maps/idmaps/library.py", "seamseg/maps/idmaps/reference.py"),
-        "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py tests/maps/idmaps/test_upsampled.py "
-        "tests/maps/idmaps/test_id_runs.py tests/maps/idmaps/test_histogram.py",
+        "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_upsampled.py tests/maps/idmaps/test_id_runs.py "
+        "tests/maps/idmaps/test_histogram.py",
     ),
-    "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_overlay_rows.py "
+    "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py "
     "tests/data/test_transforms.py::test_nearest_matches_pillow",
     "seamseg/maps/evaluation/matching.py": (
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
@@ -47,7 +47,7 @@ TESTS = {
     **dict.fromkeys(
         ("seamseg/maps/evaluation/evaluator.py", "seamseg/maps/evaluation/panoptic_quality.py"),
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
-        "tests/maps/evaluation/test_legacy.py tests/maps/evaluation/test_table.py",
+        "tests/maps/evaluation/test_table.py",
     ),
     "seamseg/maps/evaluation/confusion.py": (
         "tests/maps/evaluation/test_parity_semantic.py tests/maps/evaluation/test_segments.py"

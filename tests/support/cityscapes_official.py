@@ -54,10 +54,8 @@ def pixel_level(gt: Path, results: Path, work: Path) -> dict[str, Any]:
         return tool.evaluateImgLists(predicted, truth, args)
 
 
-def instance_level(
-    gt: Path, results: Path, work: Path, distances: dict[str, dict[int, tuple[float, float]]] | None = None
-) -> dict[str, Any]:
-    """Scores of text files and masks; `distances` by stem, then by instance id."""
+def instance_level(gt: Path, results: Path, work: Path) -> dict[str, Any]:
+    """Scores of text files and masks."""
     tool = _tool("evalInstanceLevelSemanticLabeling")
     args = copy.copy(tool.args)
     args.predictionPath, args.predictionWalk, args.JSONOutput, args.quiet = str(results), None, False, True
@@ -66,14 +64,6 @@ def instance_level(
         # it writes all matches to a JSON, which fails for numpy integers
         patch.setattr(tool, "writeDict2JSON", lambda content, path: None)
         predicted, truth = _pairs(tool, args, gt, "_gtFine_instanceIds.png", swapped=True)
-        if distances is not None:
-            args.distanceAvailable = True
-            known = tool.instances2dict(truth, False)
-            for path, by_label in known.items():
-                of_frame = distances[Path(path).name.removesuffix("_gtFine_instanceIds.png")]
-                for entry in (e for entries in by_label.values() for e in entries):
-                    entry["medDist"], entry["distConf"] = of_frame.get(entry["instID"], (-1, 0.0))
-            Path(args.gtInstancesFile).write_text(json.dumps(known))
         return tool.evaluateImgLists(predicted, truth, args)
 
 

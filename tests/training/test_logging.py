@@ -12,8 +12,6 @@ from seamseg.maps.metrics_file import MetricsFile, read_metrics
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
-CPU = ("--device", "cpu")
-
 
 def test_metrics_of_a_run(micro_run):
     lines = read_metrics(micro_run)

@@ -31,7 +31,6 @@ from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
-SIZE = (64, 128)
 OPTIONS = {
     "bf16": ["--precision", "bf16", "--score-threshold", "0.1", "--overlap-threshold", "0.9", "--min-area", "7"],
     "views": ["--tta", "flip,0.75,1.0"],

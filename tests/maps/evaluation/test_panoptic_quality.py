@@ -1,12 +1,20 @@
-"""Scores that official tools lack against plain definitions, and corner cases of the official evaluation by hand."""
+"""Scores that official tools lack against plain definitions, corner cases of the official evaluation by hand, the
+original's counting, and the same bits for any order of the images and any shares of them."""
 
+import itertools
 import math
+import pickle
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support.panoptic_cases import CASES, infos, random_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.panoptic_cases import CASES, CLASSES, infos, isthing, random_pair
 
 from seamseg.maps.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo
+from seamseg.maps.panoptic_map import PanopticResult, Segment
 from seamseg.utils.errors import InputError
 
 
@@ -146,3 +154,101 @@ def test_sums_are_exact_beyond_floats():
     quality.add(np.array([[1, 1, 1]]), [SegmentInfo(1, 0)], np.array([[1, 1, 0]]), [SegmentInfo(1, 0)])
     quality.load_state(quality.state() * 3_000_000)
     assert (quality.scores().SQ, quality.scores().n_images) == (2 / 3, 3_000_000)
+
+
+# --- the original's counting, against arrays that the original program made (`pan_stats` of ops.npz)
+
+STATISTICS = Path(__file__).parents[2] / "golden" / "ops.npz"
+OF_STATISTICS = [ClassInfo(f"c{i}", i, i >= 4) for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(STATISTICS) as data:
+        return {k: data[k] for k in data.files if k.startswith("pan_stats/")}
+
+
+def evaluated(golden, cases):
+    evaluator = PanopticEvaluator(OF_STATISTICS, legacy=True)
+    for case in cases:
+        part = {k.rsplit("/", 1)[1]: v for k, v in golden.items() if k.startswith(f"pan_stats/{case}/")}
+        segments = [
+            Segment(i, int(c), c >= 4, None, 0, (0, 0, 0, 0), bool(crowd))
+            for i, (c, crowd) in enumerate(zip(part["pred_cat"], part["pred_iscrowd"]))
+            if i > 0
+        ]
+        result = PanopticResult(part["pred_msk"], segments)
+        evaluator.add_result(part["gt_msk"], part["gt_cat"], part["gt_iscrowd"], result, str(case))
+    return evaluator
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_counts_scores_and_ious_of_one_image(golden, case):
+    evaluator = evaluated(golden, [case])
+    scores = evaluator.scores()
+    iou, tp, fp, fn = golden[f"pan_stats/{case}/out"]
+    assert [[c.TP, c.FP, c.FN] for c in scores.per_class] == np.transpose([tp, fp, fn]).tolist()
+    np.testing.assert_allclose([c.SQ * c.TP for c in scores.per_class], iou, atol=1e-12)
+    np.testing.assert_allclose([c.PQ for c in scores.per_class], golden[f"pan_stats/{case}/scores"], atol=1e-12)
+    np.testing.assert_allclose([c.IoU for c in scores.per_class], golden[f"pan_stats/{case}/miou"], atol=1e-12)
+    assert evaluator.confusion.counts.sum(1).tolist() == golden[f"pan_stats/{case}/conf256_nonzero"].tolist()
+
+
+def test_absent_classes_count_as_zero_and_void_the_miou(golden):
+    scores = evaluated(golden, [0]).scores()
+    known = golden["pan_stats/0/scores"]
+    assert [scores.PQ, scores.PQ_stuff] == pytest.approx([known.mean(), known[:4].mean()], abs=1e-12)
+    assert np.isnan(scores.mIoU)
+    assert PanopticEvaluator(OF_STATISTICS, legacy=True).quality.mean_iou([0.5, 1.0]) == 0.75
+
+
+def test_void_alone_counts_nothing(golden):
+    evaluator = PanopticEvaluator(OF_STATISTICS[:3], legacy=True)
+    empty = np.zeros((4, 5), np.int32)
+    evaluator.add_result(empty, [255], [0], PanopticResult(empty, []))
+    scores = evaluator.scores()
+    counts = [[c.TP, c.FP, c.FN] for c in scores.per_class]
+    assert np.transpose(counts).tolist() == golden["pan_stats/void_only/out"][1:].tolist()
+    assert scores.PQ == 0.0
+
+
+# --- any order of the images, any shares of them, and any order of adding the shares up
+
+IMAGES = 40
+
+
+def evaluator_of(seeds, legacy=False):
+    evaluator = PanopticEvaluator([ClassInfo(f"c{c}", c, t) for c, t in enumerate(isthing(CLASSES))], legacy)
+    for seed in seeds:
+        _, gt_ids, gt, pred_ids, pred = random_pair(seed)
+        evaluator.add(gt_ids, infos(gt), pred_ids, infos(pred), str(seed))
+    return evaluator
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["official", "legacy"])
+def whole(request):
+    return evaluator_of(range(IMAGES), request.param), [evaluator_of([s], request.param) for s in range(IMAGES)]
+
+
+@settings(max_examples=60)
+@given(order=st.permutations(range(IMAGES)), cuts=st.lists(st.integers(0, IMAGES), max_size=6), draw=st.integers(0, 99))
+def test_shares_merged_in_any_order(whole, order, cuts, draw):
+    expected, single = whole
+    edges = [0, *sorted(cuts), IMAGES]
+    shares = []
+    for start, stop in itertools.pairwise(edges):
+        share = evaluator_of([], expected.legacy)
+        for seed in order[start:stop]:
+            share.merge(single[seed])
+        shares.append(pickle.loads(pickle.dumps(share)))
+    summed = evaluator_of([], expected.legacy)
+    summed.load_state(np.sum([s.state() for s in shares], axis=0))
+    # two at a time, in any order, until one is left
+    choose = random.Random(draw)
+    while len(shares) > 1:
+        one = shares.pop(choose.randrange(len(shares)))
+        shares[choose.randrange(len(shares))].merge(one)
+    for got in (summed, shares[0]):
+        assert np.array_equal(got.state(), expected.state())
+        assert got.scores().to_json() == expected.scores().to_json()
+        assert got.n_images == IMAGES

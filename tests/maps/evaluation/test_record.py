@@ -138,6 +138,9 @@ def test_scores_that_are_not_finite(files, tmp_path):
     assert [s.score for s in next(read_evaluation(tmp_path / "out").images()).prediction] == [None, None, 0.5, None]
 
 
+PROTOCOL = ["--protocol", "cityscapes", "--gt", "GT", "--pred", "PRED"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -145,7 +148,10 @@ def test_scores_that_are_not_finite(files, tmp_path):
         (["--gt", "GT"], "--gt and --pred must be given together"),
         (["model.zip", "data", "--gt", "GT", "--pred", "PRED"], "are mutually exclusive"),
         (["--gt", "GT", "--pred", "PRED", "--tta", "flip"], "--tta and --gt / --pred are mutually exclusive"),
-        (["--gt", "GT", "--pred", "PRED", "--protocol", "cityscapes", "--precision", "bf16"], "--precision"),
+        ([*PROTOCOL, "--precision", "bf16"], "--precision"),
+        ([*PROTOCOL, "model"], "MODEL cannot be used with"),
+        ([*PROTOCOL, "--legacy-metrics"], "--legacy-metrics cannot be used with"),
+        (["--gt", "x", "--pred", "y", *PROTOCOL[:2]], "x: no such folder"),
         (["model.zip", "data", "--workers", "2"], "--workers"),
         (["--gt", "GT", "--pred", "PRED", "--workers", "0"], "at least 1"),
         (["model.zip", "data", "--photos", "p"], "--photos"),

@@ -1,16 +1,18 @@
-"""Panoptic PNGs of every kind: the same ids as by Pillow, or an error with the file name."""
+"""PNGs of ids, of every kind: the same as by Pillow, or an error with the file name; PNGs of a mask in few bytes."""
 
 import struct
 import zlib
+from io import BytesIO
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from support.png_streams import STRATEGIES, chunk, random_ids, stream_of
 
 from seamseg.maps.formats import id_png
+from seamseg.maps.formats.cityscapes.instance_files import mask_png
 from seamseg.maps.formats.id_png import id_image, read_id_png, read_id_runs, write_id_png
 from seamseg.utils.errors import InputError
 
@@ -122,3 +124,24 @@ def test_written_and_read(tmp_path, size, dtype, reader):
     assert np.array_equal(np.asarray(id_image(ids)) @ np.array([1, 256, 65536]), ids)
     assert np.array_equal(read_id_png(path), ids)
     assert np.array_equal(read_by_pillow(path), ids)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_masks_are_read_by_pillow(data):
+    height, width = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
+    rows, columns = data.draw(st.integers(0, height)), data.draw(st.integers(0, width))
+    y, x = data.draw(st.integers(0, height - rows)), data.draw(st.integers(0, width - columns))
+    crop = np.random.default_rng(data.draw(st.integers(0, 99))).random((rows, columns)) < 0.6
+    expected = np.zeros((height, width), np.uint8)
+    expected[y : y + rows, x : x + columns][crop] = 255
+    with Image.open(BytesIO(mask_png(crop, (y, x), (height, width)))) as picture:
+        assert picture.mode == "L"
+        assert np.array_equal(np.array(picture), expected)
+
+
+def test_masks_of_large_images_are_small_files():
+    content = mask_png(np.ones((300, 500), bool), (511, 700), (2448, 3264))
+    with Image.open(BytesIO(content)) as picture:
+        assert np.count_nonzero(np.array(picture)[511:811, 700:1200] == 255) == np.count_nonzero(picture) == 300 * 500
+    assert len(content) < 20_000

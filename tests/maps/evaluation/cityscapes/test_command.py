@@ -163,18 +163,3 @@ def test_the_split_must_be_named(tree, capsys):
     words = ["evaluate", "--protocol", "cityscapes", "--gt", str(tree.gt.parent), "--pred", str(tree.results)]
     assert main(words) == 2
     assert f"did you mean {tree.gt}?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--gt", "x", "--pred", "y", "model"], "MODEL cannot be used with"),
-        (["--gt", "x", "--pred", "y", "--legacy-metrics"], "--legacy-metrics cannot be used with"),
-        (["--gt", "x", "--pred", "y"], "x: no such folder"),
-    ],
-)
-def test_bad_usage(capsys, arguments, words):
-    assert main(["evaluate", "--protocol", "cityscapes", *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert words in error
-    assert "\n" not in error
