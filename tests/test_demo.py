@@ -1,6 +1,7 @@
-"""`seamseg demo` at its smallest: every stage leaves what the next one, and the user, needs."""
+"""`seamseg demo` at its smallest: every stage leaves what the next one, and the user, needs; a notebook."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,25 @@ def test_goes_on_where_it_stopped_in_a_folder_of_its_own(demo, tmp_path, capsys)
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"seamseg demo: {tmp_path}: holds files, but no demo; choose another folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]
+
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "own_photos.ipynb"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
+def test_own_photos(micro_run, micro, tmp_path, monkeypatch, capsys):
+    for name, value in (("MODEL", micro_run), ("PHOTOS", micro / "img"), ("WORK", tmp_path / "work")):
+        monkeypatch.setenv(f"SEAMSEG_{name}", str(value))
+    monkeypatch.delenv("SEAMSEG_TASKS", raising=False)
+    cells, names = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"], {}
+    assert not any(cell.get("outputs") for cell in cells), "store it without outputs"
+    for number, cell in enumerate(cell for cell in cells if cell["cell_type"] == "code"):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+    assert "stuff" in capsys.readouterr().out
+    assert len(list((tmp_path / "work" / "out").glob("*.jpg"))) == 7
+    metrics = json.loads((tmp_path / "work" / "metrics.json").read_text())
+    # the predictions are the ground truth
+    assert metrics["PQ"] == pytest.approx(1)
+    report = (tmp_path / "work" / "evaluation" / "report.html").read_text(encoding="utf-8")
+    assert "train0" in report

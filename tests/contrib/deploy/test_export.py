@@ -39,8 +39,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
         (("a.onnx", "--check", "b.png"), "b.png: no such image"),
     ],
 )
-def test_bad_options(words, message, micro_run, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_options(words, message, micro_run, refused, tmp_path):
     assert message in refused("export", micro_run, *words)
     assert not list(tmp_path.iterdir())
 
@@ -57,8 +56,6 @@ def test_files_that_are_in_the_way_or_missing(micro_run: Path, refused: Callable
 
 
 def metadata_of(path: Path) -> ExportedMetadata:
-    import onnx
-
     stored = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     return ExportedMetadata.from_json(stored[METADATA_KEY], str(path))
 

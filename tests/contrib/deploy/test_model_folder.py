@@ -175,21 +175,16 @@ def test_classifier(tmp_path):
         ("metadata.json", b'{"format": 2}', "metadata.json: has format 2, this version reads 1 of `seamseg convert-m"),
         ("model.safetensors", {"conv1.weight": torch.zeros(2)}, "not the weights of a network of "),
         ("model.safetensors", {"body.conv1.weight": torch.zeros(2)}, "has no rpn_head, roi_head: "),
+        ("metadata.json", None, "holds no classes; give metadata.bin with `meta=FILE`"),
+        ("config.ini", None, "holds no configuration"),
+        ("model.safetensors", None, "nor model.safetensors"),
     ],
 )
-def test_damaged_files_and_other_weights(copy, name, content, expected):
-    save_file(content, copy / name) if isinstance(content, dict) else (copy / name).write_bytes(content)
+def test_damaged_and_lacking_files_and_other_weights(copy, name, content, expected):
+    (copy / name).unlink()
+    if content is not None:
+        save_file(content, copy / name) if isinstance(content, dict) else (copy / name).write_bytes(content)
     assert expected in refusal(copy)
-
-
-def test_lacking_files(copy):
-    for file, expected in (
-        ("metadata.json", "holds no classes; give metadata.bin with `meta=FILE`"),
-        ("config.ini", "holds no configuration"),
-        ("model.safetensors", "nor model.safetensors"),
-    ):
-        (copy / file).unlink()
-        assert expected in refusal(copy)
 
 
 def test_folders_that_are_not_overwritten(run, folder, tmp_path, monkeypatch):

@@ -155,6 +155,10 @@ def without(name):
     return lambda raw: (raw / name).unlink()
 
 
+def described(content):
+    return lambda raw: (raw / "config.json").write_text(content)
+
+
 @pytest.mark.parametrize(
     ("spoil", "options", "match"),
     [
@@ -164,21 +168,13 @@ def without(name):
         (without("training/images/a.JPG"), {}, r"a\.jpg: no such image; 1 of 1 annotations of training lack"),
         (filled(4, np.uint8), {}, r"a\.png: not 16 bits per pixel; is it from labels/"),
         (filled(5 * 256), {}, r"a\.png: label 5, but the config has labels 0 to 4"),
+        (described('{"labels": []}'), {}, r"config\.json: 0 labels"),
+        *((described(c), {}, r"config\.json: not the labels of Mapil") for c in ("{", '{"labels": [{"name": "x"}]}')),
     ],
 )
 def test_invalid_sources(raw, tmp_path, spoil, options, match):
     spoil(raw)
-    assert_fails(raw, tmp_path, match, **options)
-
-
-def assert_fails(raw, tmp_path, match, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_vistas(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out" / "metadata.bin").exists()
-
-
-@pytest.mark.parametrize("content", ["{", '{"labels": [{"name": "x"}]}', '{"labels": []}'])
-def test_invalid_config(raw, tmp_path, content):
-    (raw / "config.json").write_text(content)
-    assert_fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
