@@ -52,7 +52,7 @@ def test_counting_filling_and_measuring(seed, size, count):
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, 5, size).astype(np.int32) * (rng.random(size) < 0.5).astype(np.int32)
     classes = rng.integers(0, 256, size).astype(np.uint8)
-    table = rng.integers(0, 300, 256).astype(np.int32)
+    table = (rng.integers(0, 300, 256) * (rng.random(256) < 0.5)).astype(np.int32)
     wanted = torch.from_numpy(ids.copy())
     labels = torch.from_numpy(classes)
     free, everywhere = count_labels(labels, 256, wanted), count_labels(labels, 256)
