@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from support.browsers import browser  # noqa: F401
 from support.components import component_options, imported  # noqa: F401
 from support.micro import micro, micro_config, micro_run, narrow, published_config, refused, seamseg_main  # noqa: F401
@@ -49,6 +49,8 @@ LONG = (
 # no deadline: the first call of an operator is slow, and so are busy machines; in CI the examples are always the same
 settings.register_profile("seamseg", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("seamseg")
+# whether a test fails, not its smallest example
+settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
 
 
 def pytest_configure(config: pytest.Config) -> None:

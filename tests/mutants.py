@@ -145,7 +145,8 @@ def main() -> int:
     copy_tree()
     killed = total = 0
     for file in args.files:
-        command = f"{args.python} -m pytest -x -q -n 0 -p no:cacheprovider {' '.join(tests_of(file))}"
+        command = f"{args.python} -m pytest -x -q -n 0 -p no:cacheprovider --hypothesis-profile mutants "
+        command += " ".join(tests_of(file))
         if subprocess.run(command.split(), cwd=COPY, stdout=subprocess.DEVNULL).returncode != 0:
             raise SystemExit(f"{file}: its tests fail without a mutation: {command}")
         mine = of_file = 0
