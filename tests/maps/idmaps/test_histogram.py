@@ -89,6 +89,7 @@ def test_wrong_arguments():
         (joint_histogram, np.zeros(3), three, TypeError, "a must hold integers, got float64"),
         (joint_histogram, three, torch.zeros(3), TypeError, "b must hold integers, got float32"),
         (joint_histogram, three - 1, three, ValueError, "must not be negative"),
+        (joint_histogram, (three - 1).astype(np.int8), three, ValueError, "must not be negative"),
     ):
         with pytest.raises(error, match=words):
             function(a, b)
