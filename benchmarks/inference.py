@@ -130,10 +130,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := {side.partition("/")[0] for side in arguments.sides} - set(SIDES):
         parser.error(f"{unknown.pop()}: choose from {', '.join(SIDES)}")
-    from seamseg.utils import process_settings
+    from seamseg.utils import process
 
     # as the command line does it, for all sides; docs/reference/performance.md
-    process_settings.apply()
+    process.apply_settings()
     import torch
     from timing import processor
 

@@ -98,11 +98,13 @@ def runner(model: Any, precision: str, data: str) -> Callable[[], object]:
 
 def score(model: Any, precision: str, data: str) -> str:
     """Return the line of the scores of a model."""
-    from seamseg.checkpoints.model_path import is_exported
+    from seamseg.checkpoints.model_path import library_of
     from seamseg.validation.evaluate import evaluate_model
     from seamseg.validation.options import EvaluationOptions
 
-    inference: dict[str, Any] = {} if is_exported(model) else {"overrides": OVERRIDES, "precision": precision}
+    inference: dict[str, Any] = (
+        {} if library_of(model) == "exported" else {"overrides": OVERRIDES, "precision": precision}
+    )
     options = EvaluationOptions(model, data, "cpu", split="val", quiet=True, **inference)
     return evaluate_model(options).line()
 

@@ -62,10 +62,10 @@ def main() -> None:
     parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    from seamseg.utils import process_settings
+    from seamseg.utils import process
 
     # as the command line does it, for all sides; docs/reference/performance.md
-    process_settings.apply()
+    process.apply_settings()
     import torch
     from street import CITYSCAPES
     from timing import in_turns, processor

@@ -138,10 +138,10 @@ def main() -> int:
     )
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    from seamseg.utils import process_settings
+    from seamseg.utils import process
 
     # as the command line does it, for all sides; docs/reference/performance.md
-    process_settings.apply()
+    process.apply_settings()
     import torch
     from timing import profiled
 

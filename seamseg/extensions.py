@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 COMMANDS: dict[str, str] = {}
 """Help line of further commands by name, each with a module in :mod:`seamseg.cli`."""
 
-OPENERS: list[Callable[..., Any]] = []
-"""Functions with the arguments of :func:`seamseg.inference.predictor.open_for_inference`, which open models of other
-formats, and return None for a model that is not theirs."""
+OPENERS: dict[str, str] = {}
+"""Modules that open the models of other libraries, see :func:`seamseg.checkpoints.model_path.library_of`. Each has a
+function `open_model` with the arguments of :func:`seamseg.inference.predictor.open_for_inference`."""
 
 FORMATS: list[str] = []
 """Modules that register output formats of `predict`."""

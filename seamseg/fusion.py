@@ -27,7 +27,7 @@ from seamseg.maps.idmaps.upsampled import best_masks
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks
 from seamseg.utils.errors import lacks_memory
-from seamseg.utils.process_settings import LARGE_PIXELS
+from seamseg.utils.process import LARGE_PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor

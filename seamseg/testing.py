@@ -45,8 +45,7 @@ from seamseg.training.run import run_training
 from seamseg.training.setup import segmentation
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError, named_errors, one_line
-from seamseg.utils.output import echo
-from seamseg.utils.progress import set_quiet
+from seamseg.utils.output import console, echo
 
 __all__ = ["CheckFailed", "check_component"]
 
@@ -317,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong := [text for text in args.set if "=" not in text]:
         parser.error(f"--set {wrong[0]}: expected KEY=VALUE")
     keys = dict(text.split("=", 1) for text in args.set)
-    set_quiet(True)
+    console.quiet = True
     try:
         for source in args.sources:
             deterministic = not args.not_deterministic
@@ -327,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         echo(f"seamseg.testing: {one_line(error)}", file=sys.stderr)
         return error.exit_code
     finally:
-        set_quiet(False)
+        console.quiet = False
     return 0
 
 

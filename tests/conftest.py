@@ -21,8 +21,8 @@ from support.networks import cityscapes, golden_net  # noqa: F401
 from support.small_models import semantic_model, semantic_predictor  # noqa: F401
 from support.source_files import make_folder  # noqa: F401
 
-from seamseg.utils import process_settings
-from seamseg.utils.progress import set_quiet
+from seamseg.utils import process
+from seamseg.utils.output import console
 
 LONG = (
     # of slow tests
@@ -55,7 +55,7 @@ settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.g
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep large buffers, as the commands do: networks of the published size take 15 % less CPU time."""
-    process_settings.apply()
+    process.apply_settings()
     sys.dont_write_bytecode = False
     # ignored in a background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -81,4 +81,4 @@ def signals_end():
 def _not_quiet():
     """Undo the `--quiet` of a command, which holds for the process."""
     yield
-    set_quiet(False)
+    console.quiet = False

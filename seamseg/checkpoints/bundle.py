@@ -104,7 +104,7 @@ def _find(path: str | Path) -> _Parts:
     """Find the weights, the configuration and the classes of a model."""
     path = local_model(path)
     if path.suffix == WEIGHTS_ENDING or path.is_dir():
-        weights = snapshot_in(path) if path.is_dir() else path
+        weights = snapshot_in(path)
         config, metadata, stated = (weights.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
         classes, content = None, {}
         if metadata.is_file():

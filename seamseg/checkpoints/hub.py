@@ -12,10 +12,11 @@ from urllib.parse import unquote
 
 from seamseg.utils.errors import InputError, SeamsegError, describe_error, one_line, require_module
 from seamseg.utils.files import join_inside
-from seamseg.utils.progress import is_quiet
+from seamseg.utils.output import console
 from seamseg.version import __version__
 
-_SCHEME = "hf://"
+SCHEME = "hf://"
+"""Start of the name of a model of the hub."""
 _NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 _URI = re.compile(rf"hf://({_NAME})(?:@(refs/pr/\d+|refs/convert/[^/]+|[^/]+))?(?:/([^*?\[]+))?")
 _LIBRARY = {"library_name": "seamseg", "library_version": __version__}
@@ -74,14 +75,14 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 
     Return `hf://user/repo@COMMIT`. With `private`, an existing public repository is an InputError.
     """
-    with quiet_hub(f"{_SCHEME}{repo}") as hub:
+    with quiet_hub(f"{SCHEME}{repo}") as hub:
         api = hub.HfApi(**_LIBRARY)
         api.create_repo(repo, private=private or None, exist_ok=True)
         if private and not api.repo_info(repo).private:
-            raise InputError(f"{_SCHEME}{repo}: exists and is public, nothing was uploaded; make it private there")
+            raise InputError(f"{SCHEME}{repo}: exists and is public, nothing was uploaded; make it private there")
         words = f"Upload with seamseg {__version__}"
         done = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=words)
-    return f"{_SCHEME}{repo}@{done.oid}"
+    return f"{SCHEME}{repo}@{done.oid}"
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def quiet_hub(uri: str) -> Iterator[Any]:
     hub = require_module("huggingface_hub", uri)
     for part in ("constants", "errors", "utils"):
         require_module(f"huggingface_hub.{part}", uri)
-    silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
+    silence = (console.quiet or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
     verbosity = hub.utils.logging.get_verbosity()
     try:
         # its warnings repeat what the errors state

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.hub import fetch, is_repo_name
+from seamseg.checkpoints.hub import SCHEME, fetch, is_repo_name
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import hash_content, is_hidden, join_inside, nearest_path, read_json
 from seamseg.utils.limits import CONFIG_BYTES
@@ -31,6 +31,8 @@ MODEL_FILES = (WEIGHTS_NAME, CONFIG_NAME, CLASSES_NAME, CLASSIFIER_CONFIG_NAME, 
 """Files of a model without pickles, a classifier's included."""
 
 TRANSFORMERS_CONFIG_NAME = "config.json"
+FOREIGN = ("torchvision", "transformers")
+"""Other libraries whose networks are opened, see :func:`library_of`."""
 TORCHVISION = "torchvision:"
 """Start of the name of a network of torchvision, `torchvision:NAME?weights=FILE`."""
 
@@ -54,31 +56,22 @@ _SETTINGS = (
 CARD_NAME = "README.md"
 
 
-def is_hub_uri(model: object) -> bool:
-    """Return whether a model is named by `hf://...` instead of a path."""
-    return str(model).startswith("hf://")
+def library_of(model: str | Path) -> str:
+    """Return whose model this is by its name: `exported`, `torchvision` or `transformers`, else `seamseg`.
 
-
-def is_torchvision(model: object) -> bool:
-    """Return whether a model is named by `torchvision:...` instead of a path."""
-    return str(model).startswith(TORCHVISION)
-
-
-def is_foreign(model: str | Path) -> bool:
-    """Return whether a model is one of torchvision or a folder of transformers."""
-    return is_torchvision(model) or is_transformers(Path(model))
-
-
-def is_transformers(path: Path) -> bool:
-    """Return whether a path is a folder of `save_pretrained`: its `config.json` names a type of model.
-
-    Our classifiers name none. A damaged one counts, for a fitting error.
+    Exported networks have one of :data:`EXPORTED_ENDINGS`, also on the hub. Transformers is a folder of
+    `save_pretrained`, whose `config.json` names a type of model; our classifiers name none. A damaged one counts, for a
+    fitting error.
     """
-    file = path / TRANSFORMERS_CONFIG_NAME
+    if Path(model).suffix.lower() in EXPORTED_ENDINGS:
+        return "exported"
+    if str(model).startswith(TORCHVISION):
+        return "torchvision"
+    file = Path(model, TRANSFORMERS_CONFIG_NAME)
     try:
-        return os.path.isfile(file) and "model_type" in read_object(file)
+        return "transformers" if os.path.isfile(file) and "model_type" in read_object(file) else "seamseg"
     except InputError:
-        return True
+        return "transformers"
 
 
 def read_object(file: Path, what: str = "configuration") -> dict[str, Any]:
@@ -103,7 +96,7 @@ def files_to_download(folder: Path) -> Iterator[Sequence[str]]:
 
     Pickles follow only if there are no safetensors. Nothing is yielded for other models.
     """
-    if is_transformers(folder):
+    if library_of(folder) == "transformers":
         yield (*_SETTINGS, CARD_NAME, *_SAFETENSORS)
         if not any(folder.glob("model*.safetensors")):
             yield _PICKLES
@@ -144,21 +137,17 @@ PACKAGE_ENDING = ".pt2"
 EXPORTED_ENDINGS = (".onnx", PACKAGE_ENDING)
 
 
-def is_exported(model: str | Path) -> bool:
-    """Return whether a model is an exported network, by the ending of its name."""
-    return Path(model).suffix.lower() in EXPORTED_ENDINGS
-
-
 def local_model(model: str | Path) -> Path:
     """Return the path of a model that exists; `hf://user/repo` is downloaded, `torchvision:NAME` returned as it is."""
-    path = fetch(str(model), MODEL_FILES, files_to_download) if is_hub_uri(model) else Path(model)
-    if is_torchvision(model) or os.path.exists(path):  # no error for a name that no file can have
+    name = str(model)
+    path = fetch(name, MODEL_FILES, files_to_download) if name.startswith(SCHEME) else Path(model)
+    if name.startswith(TORCHVISION) or os.path.exists(path):  # no error for a name that no file can have
         return path
-    if found := re.fullmatch(r"(?:https?://(?:www\.)?huggingface\.co/|hf:/?)([^/]+/[^/]+)/?", str(model)):
+    if found := re.fullmatch(r"(?:https?://(?:www\.)?huggingface\.co/|hf:/?)([^/]+/[^/]+)/?", name):
         raise InputError(f"{model}: no such model; did you mean hf://{found[1]}?")
     if meant := nearest_path(path):
         raise InputError(f"{path}: no such model{meant}")
-    if is_repo_name(str(model)) and not path.suffix and not os.path.exists(path.parent):
+    if is_repo_name(name) and not path.suffix and not os.path.exists(path.parent):
         raise InputError(f"{model}: no such model; did you mean hf://{model}, on the Hugging Face Hub?")
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
@@ -180,24 +169,29 @@ def digest(path: str | Path) -> str:
     For a model of another library, of its settings (configuration, processor, tokenizer) and weights; for a network of
     torchvision, of its name and, if it names one, the file of its weights.
     """
-    path = local_model(path)
+    path, library = local_model(path), library_of(path)
     state = hashlib.sha256()
-    if is_torchvision(path):
+    if library == "torchvision":
         name, weights = torchvision_name(path)
         state.update(name.encode())
         files = [] if weights is None else [weights]
-    elif is_transformers(path):
+    elif library == "transformers":
         settings = {file for pattern in _SETTINGS for file in path.glob(pattern)}
         files = [*sorted(settings), *transformers_weights(path)]
     else:
-        files = [snapshot_in(path) if path.is_dir() else path]
+        files = [snapshot_in(path)]
     for file in files:
         hash_content(file, state)
     return state.hexdigest()
 
 
 def snapshot_in(folder: Path) -> Path:
-    """Return the weights of a converted folder, or the preferred snapshot of a run; InputError if there are none."""
+    """Return the weights of a converted folder, or the preferred snapshot of a run; InputError if there are none.
+
+    A path of no folder is returned as it is.
+    """
+    if not folder.is_dir():
+        return folder
     # in this order: the cache of a hub keeps all files of a repository that were ever downloaded in one folder
     found = next((folder / name for name in (WEIGHTS_NAME, *SNAPSHOT_NAMES) if (folder / name).is_file()), None)
     if found is None:
@@ -216,5 +210,4 @@ def snapshot_in(folder: Path) -> Path:
 
 def weights_at(path: str | Path) -> Path:
     """Return the file of weights: a file itself, existing or not, or the preferred one of a folder or `hf://...`."""
-    found = local_model(path) if is_hub_uri(path) else Path(path)
-    return snapshot_in(found) if found.is_dir() else found
+    return snapshot_in(local_model(path) if str(path).startswith(SCHEME) else Path(path))

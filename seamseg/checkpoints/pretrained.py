@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import open_weights, weights_file
 from seamseg.checkpoints.class_table import PARTS, ClassTable
-from seamseg.checkpoints.hub import quiet_hub
+from seamseg.checkpoints.hub import SCHEME, quiet_hub
 from seamseg.checkpoints.imagenet import (
     ARCHITECTURES,
     body_tensors,
@@ -21,7 +21,7 @@ from seamseg.checkpoints.imagenet import (
     unwrapped,
     without_prefix,
 )
-from seamseg.checkpoints.model_path import is_hub_uri, weights_at
+from seamseg.checkpoints.model_path import weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
@@ -47,7 +47,7 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
     """
     part, colon, path = specification.partition(":")
     if not colon or part not in NETWORK_MODULES:
-        if colon and not is_hub_uri(specification) and not Path(specification).exists() and len(part) > 1:
+        if colon and not specification.startswith(SCHEME) and not Path(specification).exists() and len(part) > 1:
             parts = ", ".join(NETWORK_MODULES)
             raise InputError(
                 f"`pretrain={specification}`: no such file, and {part!r} is not a part of the network: {parts}"

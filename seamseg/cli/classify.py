@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.cli.main import add_action, add_options, add_set, add_set_and_device, options_of
+from seamseg.cli.main import add_action, add_options, add_override, add_set_and_device, options_of
 from seamseg.cli.train import check_start, run_trainer
 from seamseg.contrib.classification.config import KEYS as KEYS  # that `--set` may name
 from seamseg.contrib.classification.config import load_classifier_config
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="initialise from a checkpoint; tensors that do not fit, as a classifier of other classes, are skipped",
     )
-    add_set(train)
+    add_override(train, "--set")
     train.add_argument(
         "--log-hist",
         dest="overrides",

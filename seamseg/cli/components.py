@@ -15,7 +15,7 @@ import pkgutil
 import sys
 from dataclasses import fields
 
-from seamseg.cli.main import add_components
+from seamseg.cli.main import add_override
 from seamseg.config import components
 from seamseg.config.loader import load_components
 from seamseg.config.reference import by_make, chosen_by, components_reference, summary
@@ -26,9 +26,8 @@ from seamseg.utils.output import echo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_components(parser)
+    add_override(parser, "--components")
     parser.add_argument("--kind", choices=list(components.KINDS), help="only components of this kind")
-    parser.set_defaults(overrides=[])
 
 
 def run(args: argparse.Namespace) -> int:

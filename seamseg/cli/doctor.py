@@ -17,7 +17,7 @@ from importlib import metadata
 from types import ModuleType
 
 from seamseg.config import experiments
-from seamseg.utils import process_settings
+from seamseg.utils import process
 from seamseg.utils.errors import EXTRAS, one_line
 from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.output import echo
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         _imported(module, problems)
     threads = f", torch uses {torch.get_num_threads()} threads" if torch else ""
     _print("processor", f"{available_cores()} cores available{threads}")
-    _print("malloc", process_settings.malloc_status())
-    _print("OpenMP", process_settings.openmp_status())
+    _print("malloc", process.malloc_status())
+    _print("OpenMP", process.openmp_status())
     if torch is not None:
         _print("GPU", _gpus(torch, problems))
     rank, count = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from seamseg.cli.main import main
-from seamseg.utils import process_settings
+from seamseg.utils import process
 from seamseg.utils.distributed import is_main_process
 from seamseg.utils.output import echo
 
 
 def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
     """Translate the arguments of a script of the original, run the command and return its exit code."""
-    process_settings.apply()
+    process.apply_settings()
     argv = translate(sys.argv[1:])
     if is_main_process():
         echo(f"this is now: seamseg {shlex.join(argv)}", file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import io
 import os
 import re
@@ -15,12 +14,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
-from pathlib import Path
-from types import ModuleType
+from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from seamseg import extensions
-from seamseg.utils import process_settings
+from seamseg.utils import process
 from seamseg.utils.distributed import is_main_process, process_count
 from seamseg.utils.errors import (
     InputError,
@@ -32,8 +31,8 @@ from seamseg.utils.errors import (
     require_packages,
 )
 from seamseg.utils.options import flags_of
-from seamseg.utils.output import echo, show_flags
-from seamseg.utils.signals import graceful_termination
+from seamseg.utils.output import console, echo
+from seamseg.utils.process import graceful_termination
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -49,7 +48,9 @@ COMMANDS = {
     "doctor": "Check the installation.",
     **extensions.COMMANDS,
 }
-"""Help line of each command; the module of the same name is imported only when the command is used."""
+"""Help line of each command."""
+_MODULE = "seamseg.cli.{}"
+"""Module of a command, with `add_arguments(parser)` and `run(args) -> exit code`; its docstring is the help."""
 
 Options = TypeVar("Options")
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 on success, 1 on failure, 2 for bad usage or input, 128 + N after signal N."""
     if argv is None:
         _open_streams()
-        process_settings.apply()
+        process.apply_settings()
         try:
             return main(sys.argv[1:])
         finally:
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _print_error(f"{_name(argv)}: {_one_line(error)}")
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
         finally:
-            show_flags({})
+            console.quiet, console.flags = False, dict
 
 
 def _open_streams() -> None:
@@ -163,15 +164,10 @@ def _run(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     from seamseg.utils.limits import image_budget
-    from seamseg.utils.progress import set_quiet
 
     image_budget()  # once, rather than for each image
-    set_quiet(args.quiet)
-    show_flags(_flags_of(parser, args))
-    try:
-        return int(command_module(args.command).run(args) or 0)
-    finally:
-        set_quiet(False)
+    console.quiet, console.flags = args.quiet, partial(_flags_of, parser, args)
+    return int(import_module(_MODULE.format(args.command.replace("-", "_"))).run(args) or 0)
 
 
 def _flags_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, tuple[str, bool]]:
@@ -251,7 +247,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     for name, line in COMMANDS.items():
         if name == wanted:
-            module = command_module(name)
+            module = import_module(_MODULE.format(name.replace("-", "_")))
             sub = subparsers.add_parser(name, help=line, description=module.__doc__, **_OF_COMMANDS)
             module.add_arguments(sub)
             add_common_arguments(sub, default=argparse.SUPPRESS)
@@ -297,8 +293,8 @@ def add_options(
             made[told["group"]] = parser.add_argument_group(told["group"])
         group = made[told["group"]]
         if field.name == "overrides":
-            add_set(made["opening"])
-            add_components(made["opening"])
+            add_override(made["opening"], "--set")
+            add_override(made["opening"], "--components")
             continue
         text = re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), told["text"])
         value: dict[str, Any] = {"help": argparse.SUPPRESS if field.name in unused else text}
@@ -333,34 +329,25 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 """Types of values by the annotation of a field; text for others."""
 
 
-def add_set(parser: argparse._ActionsContainer) -> None:
-    """Add `--set`, an override."""
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="any configuration key; repeatable",
-    )
+_OVERRIDES: dict[str, dict[str, Any]] = {
+    "--set": {"metavar": "SECTION.KEY=VALUE", "help": "any configuration key; repeatable"},
+    "--components": {
+        "type": "general.components={}".format,
+        "metavar": "FILE",
+        "help": "Python file or module with components, see docs/how-to/extend.md; repeatable",
+    },
+}
+
+
+def add_override(parser: argparse._ActionsContainer, flag: str) -> None:
+    """Add `--set` or `--components`, which are both overrides."""
+    parser.add_argument(flag, dest="overrides", action="append", default=[], **_OVERRIDES[flag])
 
 
 def add_set_and_device(parser: argparse.ArgumentParser) -> None:
     """Add `--set` and `--device`."""
-    add_set(parser)
+    add_override(parser, "--set")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-
-
-def add_components(parser: argparse._ActionsContainer) -> None:
-    """Add `--components`, an override."""
-    parser.add_argument(
-        "--components",
-        dest="overrides",
-        type=lambda name: f"general.components={name}",
-        action="append",
-        metavar="FILE",
-        help="Python file or module with components, see docs/how-to/extend.md; repeatable",
-    )
 
 
 def options_of(args: argparse.Namespace, options: Callable[..., Options]) -> Options:
@@ -374,35 +361,29 @@ def check_model(model: str, device: str = "auto") -> None:
 
     A model of the hub is not downloaded.
     """
+    from seamseg.checkpoints.hub import SCHEME
     from seamseg.checkpoints.model_path import (
+        FOREIGN,
         PACKAGE_ENDING,
         WEIGHTS_ENDING,
-        is_exported,
-        is_hub_uri,
-        is_torchvision,
-        is_transformers,
+        library_of,
         local_model,
         snapshot_in,
     )
 
-    if is_hub_uri(model):
-        require_packages("huggingface_hub", what=model)
-    elif is_torchvision(model):
-        require_packages("torchvision", what=model)
-    elif is_transformers(Path(model)):
-        require_packages("transformers", what=model)
+    needed, library = "", library_of(model)
+    if model.startswith(SCHEME):
+        needed = "huggingface_hub"
+    elif library in FOREIGN:
+        needed = library
     else:
-        path = local_model(model)
-        path = snapshot_in(path) if path.is_dir() else path
+        path = snapshot_in(local_model(model))
         if path.suffix == WEIGHTS_ENDING:
-            require_packages("safetensors", what=model)
-        elif is_exported(path) and path.suffix != PACKAGE_ENDING:
-            require_packages("openvino" if device.startswith("openvino") else "onnxruntime", what=model)
-
-
-def command_module(name: str) -> ModuleType:
-    """Import the module of a command: `add_arguments(parser)`, `run(args) -> exit code`, its docstring is the help."""
-    return importlib.import_module(f"seamseg.cli.{name.replace('-', '_')}")
+            needed = "safetensors"
+        elif library == "exported" and path.suffix != PACKAGE_ENDING:
+            needed = "openvino" if device.startswith("openvino") else "onnxruntime"
+    if needed:
+        require_packages(needed, what=model)
 
 
 def _name(argv: Sequence[str]) -> str:
@@ -425,7 +406,7 @@ def _as_key(prog: str, given: str) -> str:
     """Return how to write an unknown option, `--epochs`, that is the name of a configuration key or its end."""
     from seamseg.config import sections
 
-    keys = getattr(command_module(prog.split()[1]), "KEYS", sections.KEYS)
+    keys = getattr(import_module(_MODULE.format(prog.split()[1].replace("-", "_"))), "KEYS", sections.KEYS)
     name, _, value = given.partition("=")
     value = value or "VALUE"
     wanted = name.lstrip("-").replace("-", "_").lower()

@@ -34,9 +34,9 @@ from seamseg.cli import prepare_texts as texts
 from seamseg.cli.main import add_action, size
 from seamseg.utils.errors import InputError, SeamsegError, counted, first_names, one_line
 from seamseg.utils.files import write_json
-from seamseg.utils.output import echo
+from seamseg.utils.output import console, echo
 from seamseg.utils.parallel import check_workers
-from seamseg.utils.progress import counter, is_quiet, progress
+from seamseg.utils.progress import counter, progress
 
 if TYPE_CHECKING:
     from seamseg.maps.prepare.check import Report
@@ -401,5 +401,5 @@ def _print_report(report: Report) -> None:
 
 
 def _print_message(message: str) -> None:
-    if not is_quiet():
+    if not console.quiet:
         echo(f"seamseg prepare: {message}", file=sys.stderr)

@@ -32,7 +32,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.checkpoints.model_path import WEIGHTS_ENDING, is_hub_uri
+from seamseg.checkpoints.hub import SCHEME
+from seamseg.checkpoints.model_path import WEIGHTS_ENDING
 from seamseg.cli.main import add_options, options_of
 from seamseg.config.kinds import KINDS, TIMM
 from seamseg.config.loader import load_config
@@ -90,7 +91,7 @@ def check_start(options: TrainingOptions, parts: Collection[str] = (), weights: 
     for text, path in named:
         if path in LIBRARIES:
             continue
-        if is_hub_uri(path):
+        if path.startswith(SCHEME):
             require_packages("huggingface_hub", what=path)
         elif not Path(path).exists():
             raise InputError(f"{text.format(path)}: no such file or run folder{nearest_path(path)}")

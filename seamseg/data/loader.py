@@ -21,7 +21,7 @@ from seamseg.utils.distributed import World
 from seamseg.utils.errors import SeamsegError, one_line
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import available_cores
-from seamseg.utils.signals import begin_worker_process, block_stop_signals
+from seamseg.utils.process import begin_worker_process, block_stop_signals
 
 
 class BatchLoader(DataLoader[Any]):

@@ -18,8 +18,7 @@ from torch.utils import _pytree
 
 from seamseg.models.network import Network, mark_sizes_dynamic
 from seamseg.utils.errors import SeamsegError, first_line, free_memory, lacks_memory
-from seamseg.utils.output import echo
-from seamseg.utils.progress import is_quiet
+from seamseg.utils.output import console, echo
 
 MAX_GRAPHS = 8
 """Graphs that are kept."""
@@ -88,7 +87,7 @@ class CompiledDense:
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         """Run the backend of torch.compile after a message, since it takes minutes."""
-        if not is_quiet():
+        if not console.quiet:
             echo(
                 f"{self.device}: compiling the network, first used with {self._size} pixels; this takes minutes",
                 file=sys.stderr,

@@ -16,7 +16,7 @@ from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, open_image, pixels_of
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import refuse_url
-from seamseg.utils.limits import ALONE_BYTES, RGB_BYTES
+from seamseg.utils.limits import ALONE_PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ def equal_size_batches(
     for item in items:
         size = size_of(item)
         alone = tiling is not None and tiling.side_for(size) is not None
-        alone = alone or nbytes_of(item) > ALONE_BYTES * 3 // RGB_BYTES
+        alone = alone or nbytes_of(item) > 3 * ALONE_PIXELS
         if in_order and waiting and (size not in waiting or alone):
             yield from waiting.values()
             waiting, held = {}, 0

@@ -25,8 +25,7 @@ from seamseg.models.network import Network, PaddedPredictions
 from seamseg.structures import Features, Normalise, PackedSequence
 from seamseg.utils.distributed import is_main_process
 from seamseg.utils.errors import InputError, lacks_memory
-from seamseg.utils.output import echo, warn
-from seamseg.utils.progress import is_quiet
+from seamseg.utils.output import console, echo, warn
 
 
 class TorchNetwork(InferenceNetwork):
@@ -219,7 +218,7 @@ class TrainedModel:
             network.averaged = report.averaged
             return network
         trained = kind_of(opened.snapshot, opened.name)
-        if trained != self.kind and is_main_process() and not is_quiet():
+        if trained != self.kind and is_main_process() and not console.quiet:
             echo(
                 f"{opened.name}: a model for {trained} is used for {self.kind}, without its other parts",
                 file=sys.stderr,

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
 from PIL import Image
 
-from seamseg.checkpoints.model_path import local_model
+from seamseg.checkpoints.model_path import library_of, local_model
 from seamseg.config import Config
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
@@ -27,7 +28,7 @@ from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
 from seamseg.utils.errors import InputError, OutOfMemory, free_memory, lacks_memory
 from seamseg.utils.output import echo
-from seamseg.utils.process_settings import return_memory
+from seamseg.utils.process import return_memory
 
 if TYPE_CHECKING:
     import torch
@@ -367,10 +368,9 @@ def open_for_inference(
     model = local_model(model)
     # others may need no torch
     try:
-        for open_other in OPENERS:
-            opened: OpenedModel | None = open_other(model, device, config, meta, options)
-            if opened is not None:
-                return opened
+        if (library := library_of(model)) in OPENERS:
+            opened: OpenedModel = import_module(OPENERS[library]).open_model(model, device, config, meta, options)
+            return opened
         from seamseg.checkpoints.bundle import open_model
         from seamseg.inference.network import TrainedModel
         from seamseg.utils.distributed import choose_device

@@ -21,7 +21,7 @@ from seamseg.utils.errors import InputError, UnreadableImage, one_line
 from seamseg.utils.files import is_hidden, read_bytes
 from seamseg.utils.limits import IMAGE_BYTES, MASK_BYTES, RGB_BYTES, check_memory, memory_needed, open_pillow
 from seamseg.utils.output import echo
-from seamseg.utils.process_settings import return_memory
+from seamseg.utils.process import return_memory
 
 MAX_PIXELS = 201_326_592
 """Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import seamseg.predicting.writers  # noqa: F401  # they register the formats
-from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, is_exported, local_model
+from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, library_of, local_model
 from seamseg.config import components
 from seamseg.config.loader import keys_of, load_components
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
@@ -217,7 +217,7 @@ class PredictSettings:
             known |= dict.fromkeys(name for make in networks for name in getattr(make, "outputs", ()))
             unknown = next((name for name in self.format_names if name not in known), None)
             # the model may have a map of this name
-            custom = is_exported(options.model) or components.registered("head")
+            custom = library_of(options.model) == "exported" or components.registered("head")
             if not self.format_names or (unknown is not None and not custom):
                 problem = "no format is given" if unknown is None else f"there is no format {unknown!r}"
                 meant = did_you_mean(unknown or "", known) or f"; choose among {', '.join(known)}"

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seamseg.checkpoints.model_path import is_exported
+from seamseg.checkpoints.model_path import library_of
 from seamseg.config.components import at_fault
 from seamseg.data.input_size import InputSize
 from seamseg.inference.images import PreparedImage, equal_size_batches, prepare_image
@@ -36,12 +36,11 @@ from seamseg.utils.distributed import (
 )
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, is_of_item, one_line
 from seamseg.utils.files import lock_file, make_folder, refuse_url
-from seamseg.utils.limits import is_large
-from seamseg.utils.output import echo
+from seamseg.utils.limits import ALONE_PIXELS
+from seamseg.utils.output import console, echo
 from seamseg.utils.parallel import BackgroundWriter, share_cores, threaded_map
-from seamseg.utils.process_settings import LARGE_PIXELS, return_memory
+from seamseg.utils.process import LARGE_PIXELS, graceful_termination, return_memory
 from seamseg.utils.progress import progress
-from seamseg.utils.signals import graceful_termination
 
 _FUSED_BYTES = 8
 """Memory of the map of an image, and of an output that a format draws, for each of its pixels."""
@@ -111,9 +110,9 @@ def predict_files(
     # else it may be done, or each process has another one
     is_next = process_count() == 1 and not (out / MANIFEST).exists()
     # exported networks take arrays, and choose their devices themselves
-    device = None if is_exported(options.model) else options.device
+    device = None if library_of(options.model) == "exported" else options.device
     with ThreadPoolExecutor(1) as pool, distributed(device) as world:
-        if is_next and isinstance(first, Source) and not is_large(pixels):
+        if is_next and isinstance(first, Source) and pixels <= ALONE_PIXELS:
             # decoded while the model is opened
             sources[0] = replace(first, ahead=[pool.submit(first.open).result])
         predictor = settings.load(world.device or options.device)
@@ -123,7 +122,7 @@ def predict_files(
             few = len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources)
             workers = 0 if few or pixels >= LARGE_PIXELS else share_cores().decoders
         summary = predict_all(predictor, sources, folder, world, options.batch_size, workers, options.restart)
-        if world.is_main:
+        if world.rank == 0:
             report(predictor, summary)
     return summary
 
@@ -172,11 +171,11 @@ def predict_all(
     """
     folder.check_names(sources)
     # processes work independently for hours, and some longer than others
-    group = long_timeout_group(world)
+    group = long_timeout_group() if world.size > 1 else None
     with ExitStack() as locked:
         earlier: Done = {}
         with raised_by_all(world, group):
-            if world.is_main:
+            if world.rank == 0:
                 try:
                     make_folder(folder.out)
                     other = (
@@ -191,7 +190,7 @@ def predict_all(
         keep_rgb = any(w.needs_photo for w in folder.writers)
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
         images: Iterator[DecodedImage | UnreadableSource] = reader.read(workers)
-        if world.is_main:
+        if world.rank == 0 and not console.quiet:
             images = progress(images, reader.total, "predict")
         loop = _PredictionLoop(predictor, folder)
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
@@ -200,7 +199,7 @@ def predict_all(
         good, redone = sum(names.values()), sum(name in earlier for name in names)
         line = (good, len(names) - good, loop.found, len(loop.several_frames), redone)
         lines = gather_objects(world, line, group)
-        if world.is_main:
+        if world.rank == 0:
             folder.finish()
     done, failed, found, several_frames, redone = map(sum, zip(*lines))
     return RunSummary(done, failed, len(earlier) - redone, done > 0 and not found, several_frames)
@@ -234,7 +233,7 @@ class _PredictionLoop:
             ):
                 size = sum(p.image.nbytes + _FUSED_BYTES * p.image.size[0] * p.image.size[1] for p in batch)
                 # decoded alone, and kept for its outputs
-                if any(p.image.rgb is not None and is_large(p.image.size[0] * p.image.size[1]) for p in batch):
+                if any(p.image.rgb is not None and p.image.size[0] * p.image.size[1] > ALONE_PIXELS for p in batch):
                     self._compute(batch, self._write)  # before the next is decoded
                 elif threads > 1:
                     background.submit(self._compute, batch, self._write, size=size)
@@ -369,7 +368,7 @@ class ImageReader:
         for alone, items in groupby(
             self._items(),
             # what is decoded ahead is not large, nor is a frame of a video
-            lambda one: workers <= 1 or (not one[1].ahead and is_large(pixel_count(one[1].path))),
+            lambda one: workers <= 1 or (not one[1].ahead and pixel_count(one[1].path) > ALONE_PIXELS),
         ):
             if alone:
                 yield from (self._decode(*one) for one in items)

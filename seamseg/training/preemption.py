@@ -52,7 +52,7 @@ class Preemption:
         self._received = 0
         self._previous_handlers: dict[int, Any] = {}
         # a separate group: collectives of a group must come in the same order in all processes
-        self._group = new_group(range(world.size), "gloo") if world.is_distributed else None
+        self._group = new_group(range(world.size), "gloo") if world.size > 1 else None
         self._exchanged = torch.zeros(1, dtype=torch.int32)
         self._work: dist.Work | None = None
 
@@ -77,7 +77,7 @@ class Preemption:
         if number == signal.SIGINT:
             # but a second Ctrl-C ends the process at once, also while it waits for others
             signal.signal(number, signal.SIG_DFL)
-            if self.world.is_main and os.isatty(_STDERR):
+            if self.world.rank == 0 and os.isatty(_STDERR):
                 os.write(_STDERR, _HINT)
 
     def after_step(self) -> int:

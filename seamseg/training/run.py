@@ -45,8 +45,7 @@ from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects, raised_by_all
 from seamseg.utils.errors import InputError, counted, named_errors
 from seamseg.utils.files import PARTIAL, lock_file, make_folder
-from seamseg.utils.output import quiet_logs
-from seamseg.utils.progress import is_quiet
+from seamseg.utils.output import console, quiet_logs
 
 
 def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainResult:
@@ -92,7 +91,7 @@ def run_training(options: TrainingOptions, setup: Setup | None = None) -> TrainR
         trainer = _open_trainer(state, resumed, setup, loader, validator, folder, log, options.callbacks)
         found = trainer.train()
         done, stopped = trainer.progress, trainer.reporter.callbacks.run.stop_reason
-        history = read_metrics(folder.path) if world.is_main else []
+        history = read_metrics(folder.path) if world.rank == 0 else []
         validated = any(line.get("kind") == "validation" for line in history)
         best = done.best_score if validated and (done.best_of or done.best_score) else None
         stopped, history, best = gather_objects(world, (stopped, history, best))[0]
@@ -106,9 +105,9 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
     quiet = quiet_logs("torch._higher_order_ops.wrap")
     with distributed(options.device) as world, ExitStack() as stack, quiet:
         folder = setup.run_folder(options.folder)
-        fresh = world.is_main and not folder.path.exists()
+        fresh = world.rank == 0 and not folder.path.exists()
         with raised_by_all(world):
-            if world.is_main:
+            if world.rank == 0:
                 make_folder(folder.path)
                 stack.enter_context(
                     lock_file(folder.path / LOCK_NAME, "wait until that training ends, or choose another folder")
@@ -120,10 +119,10 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
                     stale.unlink(missing_ok=True)
         name = folder.log_name.format(rank=world.rank)
         # a log of the main process, or one of each
-        writes = world.is_main or name != folder.log_name
+        writes = world.rank == 0 or name != folder.log_name
         if writes:
             make_folder(folder.path)
-        with closing(TextLog(folder.path / name if writes else None, is_quiet(), console=world.is_main)) as log:
+        with closing(TextLog(folder.path / name if writes else None, console.quiet, console=world.rank == 0)) as log:
             try:
                 yield world, folder, log
             except KeyboardInterrupt as stop:
@@ -146,14 +145,14 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
 
 def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, world: World, log: TextLog) -> None:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
-    processes = f"in {world.size} processes " if world.is_distributed else ""
+    processes = f"in {world.size} processes " if world.size > 1 else ""
     counts = f"{metadata.num_stuff} stuff and {metadata.num_thing} thing" if metadata.num_stuff else metadata.num_thing
     log.info(f"{counts} classes; {processes}on {device}")
     if loader is not None:
         images, accumulate = len(loader.dataset), setup.options.accumulate  # type: ignore[arg-type]
         parts = [f"batch {index_sampler(loader).batch_size}"]
         parts += [f"{accumulate} batches"] if accumulate > 1 else []
-        parts += [f"{world.size} processes"] if world.is_distributed else []
+        parts += [f"{world.size} processes"] if world.size > 1 else []
         threads = f", {counted(torch.get_num_threads(), 'thread')} a process" if world.device.type == "cpu" else ""
         dtype = str(compute_dtype(setup.options.precision, world.device)).removeprefix("torch.")
         log.info(f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}")
@@ -233,19 +232,19 @@ def _open_trainer(
     callbacks: Sequence[Callback],
 ) -> Trainer:
     world, settings = state.stepper.world, state.stepper.options
-    if world.is_main:
+    if world.rank == 0:
         setup.write_model(folder, state.metadata)
         if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
             # the run may have ended between writing the snapshot and linking it
             folder.publish(resumed.source, folder.best)
     barrier(world)
     done = None if resumed is None else resumed.progress
-    metrics = MetricsFile(folder.path if world.is_main else None, (done.global_step, done.epoch) if done else None)
+    metrics = MetricsFile(folder.path if world.rank == 0 else None, (done.global_step, done.epoch) if done else None)
     run = Run(folder.path, state.config, settings.epochs)
     if done is not None:
         run.step, run.epoch, run.resumed = done.global_step, done.epoch + 1, True
     named: dict[str, Callback] = {}
-    if world.is_main:
+    if world.rank == 0:
         named = {"tensorboard": TensorBoard(), **setup.callbacks()}
         for callback in callbacks:
             name = type(callback).__name__
@@ -269,7 +268,7 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
         return options
     if options.resume != AUTO:
         folder = replace(folder, path=Path(options.resume))
-    newest = gather_objects(world, folder.newest() if world.is_main else None)[0]
+    newest = gather_objects(world, folder.newest() if world.rank == 0 else None)[0]
     if newest is None and options.resume != AUTO:
         raise InputError(f"`resume={options.resume}`: no run folder: it holds no snapshot")
     if newest is not None:

@@ -123,7 +123,7 @@ def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: Te
     kind = KINDS[config.kind]
     if config.dataloader.coco_gt and (config.general.eval_coco or not kind.uses("general", "eval_coco")):
         log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
-    if loader is not None and world.is_main and (kind.has_masks or kind.has_classes):
+    if loader is not None and world.rank == 0 and (kind.has_masks or kind.has_classes):
         dataset = loader.dataset
         assert isinstance(dataset, PanopticDataset)
         if (problem := void_warning(dataset.void_share())) is not None:

@@ -56,9 +56,9 @@ class ParallelModule:
     def __init__(self, module: nn.Module, world: World, unused_parameters: str) -> None:
         self.module = module
         self._parallel: DistributedDataParallel | None = None
-        self._fake = world.is_distributed and unused_parameters != "find"
+        self._fake = world.size > 1 and unused_parameters != "find"
         self._unused: list[nn.Parameter] | None = None  # by the first batch
-        if not world.is_distributed:
+        if world.size == 1:
             return
         # Gradients get a separate group: synchronised ABN uses the world group during the backward pass, and the order
         # of the two exchanges must not matter. Buffers are made equal after each epoch, not each step (Trainer.train).
@@ -195,7 +195,7 @@ class Stepper:
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None]).to(self.world.device)
         overflow = ~torch.isfinite(norm)
         bad = ~torch.isfinite(loss) | (loss > (self.options.loss_limit or torch.inf))
-        if self.world.is_distributed:
+        if self.world.size > 1:
             # all processes share the gradients, but not the losses
             number = bad.float()
             dist.all_reduce(number, dist.ReduceOp.MAX)
@@ -268,7 +268,7 @@ def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
     counts = torch.stack([torch.stack([part.counts[name] for name in names]) for part in parts])
     means = torch.stack([torch.stack([part.means[name].double() for name in names]) for part in parts])
     sums = torch.stack([counts.sum(0), (counts * means).sum(0)])
-    if world.is_distributed:
+    if world.size > 1:
         dist.all_reduce(sums)
     total, weighted = sums
     return Losses(dict(zip(names, weighted / total.clamp(min=1))), dict(zip(names, total)))

@@ -27,7 +27,7 @@ from seamseg.training.setup import Validate
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import barrier
 from seamseg.utils.errors import OutOfMemory, lacks_memory
-from seamseg.utils.process_settings import return_memory
+from seamseg.utils.process import return_memory
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Trainer:
                 self.progress.epoch = epoch
                 self._position = None
                 self._save(is_best)
-                if scores is not None and is_best and self.world.is_main:
+                if scores is not None and is_best and self.world.rank == 0:
                     self.reporter.log.info(f"best so far: {scores.selection}, in {self.run.best}")
                 if not last and self._stops(self._preemption.now()):
                     break
@@ -175,7 +175,7 @@ class Trainer:
             return number == STOP
         self.writer.wait()
         stopped = Preempted(number, self.progress.global_step)
-        if self.world.is_main:
+        if self.world.rank == 0:
             self.reporter.log.warning(str(stopped))
         # complete the pending exchange of signals before any process exits
         self._preemption.settle()

@@ -52,21 +52,11 @@ def _cpu() -> torch.device:
 
 @dataclass(frozen=True)
 class World:
-    """Rank of this process among `size`, and its device; None without torch."""
+    """Rank of this process among `size`, and its device; None without torch. Rank 0 prints and writes shared files."""
 
     rank: int = 0
     size: int = 1
     device: Any = field(default_factory=_cpu)
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes the shared files."""
-        return self.rank == 0
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether there are other processes."""
-        return self.size > 1
 
 
 def process_count() -> int:
@@ -115,9 +105,7 @@ def choose_device(name: str | torch.device = "auto", local_rank: int = 0) -> tor
 
 
 def _environment() -> tuple[int, int, int]:
-    """Return rank, world size and local rank from the launcher's environment; 0, 1, 0 without a launcher."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return 0, 1, 0
+    """Return rank, world size and local rank from the environment of a launcher."""
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -155,7 +143,7 @@ def distributed(device: str | None = "auto") -> Iterator[World]:
     SEAMSEG_TIMEOUT_MINUTES (10). The process then ends without further communication; the launcher ends or restarts the
     others. InputError if the environment is wrong; LostConnection if the others cannot be reached, or one fails.
     """
-    rank, size, local_rank = _environment()
+    rank, size, local_rank = (0, 1, 0) if os.environ.get("WORLD_SIZE", "1") == "1" else _environment()
     world = World(rank, size, None if device is None else choose_device(device, local_rank))
     if world.device is not None and world.device.type == "cuda":
         import torch
@@ -353,20 +341,18 @@ def _group_of(world: object, ranks: tuple[int, ...]) -> ProcessGroup:
 
 def barrier(world: World) -> None:
     """Wait until every process has called this."""
-    if world.is_distributed:
+    if world.size > 1:
         import torch
 
         # a sum over gloo rather than a barrier of torch: the latter would first occupy a GPU, and warn
         _dist().all_reduce(torch.zeros(1))
 
 
-def long_timeout_group(world: World) -> Any:
-    """Create a group for collectives that processes may reach days apart; None for a single process.
+def long_timeout_group() -> Any:
+    """Create a group for collectives that processes may reach days apart, such as at the end of their work.
 
     The death of a process still raises an error in the others at once. A collective call.
     """
-    if not world.is_distributed:
-        return None
     return _dist().new_group(backend="gloo", timeout=timedelta(days=_LONG_TIMEOUT_DAYS))
 
 
@@ -375,7 +361,7 @@ def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
 
     `group` is the group of all processes, or their :func:`long_timeout_group`.
     """
-    if not world.is_distributed:
+    if world.size == 1:
         return [value]
     gathered: list[Any] = [None] * world.size
     _dist().all_gather_object(gathered, value, group=group)
@@ -411,7 +397,7 @@ def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, flo
 
 
 def _reduced(world: World, values: dict[str, float], operation: str) -> dict[str, float]:
-    if not world.is_distributed or not values:
+    if world.size == 1 or not values:
         return values
     import torch
 
@@ -422,7 +408,7 @@ def _reduced(world: World, values: dict[str, float], operation: str) -> dict[str
 
 def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
     """Sum a CPU tensor over the processes."""
-    if not world.is_distributed:
+    if world.size == 1:
         return values
     total = values.clone()
     _dist().all_reduce(total)
@@ -431,7 +417,7 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
 
 def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
     """Copy the values of tensors of the main process to all processes."""
-    if not world.is_distributed:
+    if world.size == 1:
         return
     for tensor in tensors:
         _dist().broadcast(tensor.detach(), src=0)

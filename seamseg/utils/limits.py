@@ -56,10 +56,10 @@ _FREE_CONTAINERS = 1 << 18
 IMAGE_MEMORY = "SEAMSEG_IMAGE_MEMORY"
 """Environment variable with the budget of an image in GB, which child processes inherit."""
 BUDGET_GB = 1.5
-ALONE_BYTES = 500_000_000
-"""`predict` decodes images that take more one at a time: with 7 bytes per pixel, from 71 megapixels."""
 RGB_BYTES = 7
 """Memory of a pixel of an image and of its copy as an array: Pillow stores RGB in four bytes."""
+ALONE_PIXELS = 500_000_000 // RGB_BYTES
+"""`predict` decodes images with more pixels, 71 million, one at a time."""
 MASK_BYTES = 16
 """Memory of a pixel of a mask: Pillow's image, `int32`, and the arrays of the segments that are made of it."""
 
@@ -177,11 +177,6 @@ def memory_needed(image: Image.Image, per_pixel: float = RGB_BYTES) -> int:
     tags = image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
     tile = tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0)  # decoded whole, also of a smaller image
     return int(per_pixel * max(image.width * image.height, tile)) + _SIDE_BYTES * max(image.size)
-
-
-def is_large(pixels: int) -> bool:
-    """Return whether an RGB image is decoded alone, by its number of pixels."""
-    return RGB_BYTES * pixels > ALONE_BYTES
 
 
 def check_memory(name: object, kind: str, size: tuple[int, int], needed: float) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from seamseg.utils.errors import one_line, printable
@@ -19,25 +20,28 @@ if TYPE_CHECKING:
     import logging  # when needed: `--help` does without it
 
 
-_flags: Mapping[str, tuple[str, bool]] = {}
+@dataclass
+class Console:
+    """What a command sets for this process while it runs.
+
+    `quiet` hides progress. `flags` returns the flag of each parameter, and whether a value follows, for messages.
+    """
+
+    quiet: bool = False
+    flags: Callable[[], Mapping[str, tuple[str, bool]]] = dict
 
 
-def show_flags(flags: Mapping[str, tuple[str, bool]]) -> None:
-    """Set the flag of each parameter, and whether a value follows, for the messages of this process."""
-    global _flags
-    _flags = flags
+console = Console()
 
 
 def _with_flags(text: str) -> str:
     """Replace the parameters of a message, such as `device=cpu`, by their flags."""
 
     def shown(found: re.Match[str]) -> str:
-        if found[1] not in _flags:
-            return found[0]
-        flag, takes_value = _flags[found[1]]
+        flag, takes_value = console.flags().get(found[1], (found[0], False))
         return f"{flag} {found[2]}" if found[2] and takes_value else flag
 
-    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, text) if _flags else text
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, text)
 
 
 def echo(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from seamseg.utils.distributed import process_count
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import cannot_write
-from seamseg.utils.signals import begin_worker_process, block_stop_signals
+from seamseg.utils.process import begin_worker_process, block_stop_signals
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -52,7 +52,7 @@ def check_workers(workers: int, least: int = 0) -> int:
     """Return the number of workers; raise InputError if it is too low or too high."""
     if workers < least:
         raise InputError(f"`workers={workers}`: must be at least {least}")
-    if workers > (most := max(MAX_WORKERS, available_cores())):
+    if workers > MAX_WORKERS and workers > (most := max(MAX_WORKERS, available_cores())):
         raise InputError(f"`workers={workers}`: must be at most {most}")
     return workers
 

@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from seamseg.utils.errors import one_line
-from seamseg.utils.output import echo
+from seamseg.utils.output import console, echo
 
 T = TypeVar("T")
 
 LINE_SECONDS = 15.0
 """Seconds between plain lines, so that a log file stays short."""
-
-_quiet = False
 
 ProgressCallback = Callable[[Iterable[Any], int | None, str], Iterable[Any]]
 """Wraps an iterable, with its length and a description, as :func:`progress` does."""
@@ -28,20 +26,9 @@ def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "
     return iterable
 
 
-def set_quiet(quiet: bool) -> None:
-    """Silence (or restore) the progress of this process."""
-    global _quiet
-    _quiet = quiet
-
-
-def is_quiet() -> bool:
-    """Return whether progress is silent in this process."""
-    return _quiet
-
-
 def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
     """Iterate over `iterable` and show the progress on stderr; `total` is the number of items, default its length."""
-    return iter(iterable if _quiet else _bar(iterable, total, desc))
+    return iter(iterable if console.quiet else _bar(iterable, total, desc))
 
 
 def counter(desc: str = "") -> Callable[[int, int], None]:
@@ -50,7 +37,7 @@ def counter(desc: str = "") -> Callable[[int, int], None]:
 
     def report(done: int, total: int) -> None:
         nonlocal bar
-        if _quiet:
+        if console.quiet:
             return
         if bar is None:
             bar = _bar(None, total, desc, initial=done - 1)

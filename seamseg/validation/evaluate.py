@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.checkpoints.model_path import is_exported, local_model
+from seamseg.checkpoints.model_path import library_of, local_model
 from seamseg.data.input_size import InputSize
 from seamseg.data.reader import FolderReader, Reader
 from seamseg.inference.predictor import OpenedModel, build_predictor, open_for_inference
@@ -54,8 +54,9 @@ def evaluate_model(options: EvaluationOptions) -> Scores:
     model, data = options.model, options.data
     path = local_model(model)
     # exported networks take arrays, and choose their devices themselves
-    with distributed("cpu" if is_exported(path) else options.device) as world:
-        device = options.device if is_exported(path) else world.device
+    is_exported = library_of(path) == "exported"
+    with distributed("cpu" if is_exported else options.device) as world:
+        device = options.device if is_exported else world.device
         opened = open_for_inference(path, device, options.config, options.meta, options)
         scorer = scorer_of(opened.kind)
         if scorer is None:
@@ -73,7 +74,7 @@ def evaluate_model(options: EvaluationOptions) -> Scores:
         least_score = 0.0 if scorer.of_maps else options.score_threshold or 0.0
         mapping = _class_mapping(options, opened, validator.metadata, scorer.of_things)
         mapped = None if mapping is None else mapping.mapped_classes()
-        if mapped is not None and mapped.missing and world.is_main:
+        if mapped is not None and mapped.missing and world.rank == 0:
             missing = f"{len(mapped.missing)} of {len(mapped.sources)} classes: {', '.join(mapped.missing)}"
             text = f"{data}: {opened.name} has no class for {missing}; they count as missed where they occur"
             warn(text, stacklevel=2)
@@ -84,7 +85,7 @@ def evaluate_model(options: EvaluationOptions) -> Scores:
         predictor = build_predictor(opened, options, size)
         # the writer below reads no detections
         predictor.map_only = validator.map_only
-        if predictor.network.averaged and world.is_main and not options.quiet:
+        if predictor.network.averaged and world.rank == 0 and not options.quiet:
             echo(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         writer = None
         if options.out is not None:
@@ -156,7 +157,7 @@ class EvaluationWriter:
             raise InputError(f"`out={out}`: an evaluation folder needs images in files: [dataloader] reader = folder")
         dataset = reader.folder
         self.out = Path(out)
-        if world.is_main:
+        if world.rank == 0:
             begin_evaluation(self.out)
         self.dataset = dataset
         self.maps = maps
@@ -208,7 +209,7 @@ class EvaluationWriter:
         self._background.finish()
         confusion = sum_over_processes(world, torch.from_numpy(self._confusion.counts)).numpy()
         records, entries = gather_objects(world, self.records), gather_objects(world, self._entries)
-        if not world.is_main:
+        if world.rank > 0:
             return
         pairs = [pair for part in entries for pair in part]
         maps = []

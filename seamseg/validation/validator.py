@@ -200,7 +200,7 @@ class Validator:
     def _items(self, desc: str) -> Iterator[ValidationItem]:
         workers = self.config.dataloader.num_workers
         loader = shard_loader(self.dataset, workers, self.world, batch_size=None, collate_fn=item_of)
-        shown = self.world.is_main and not self.quiet
+        shown = self.world.rank == 0 and not self.quiet
         return iter(progress(loader, len(loader), desc) if shown else loader)
 
     @property
@@ -359,7 +359,7 @@ def scores_of_all(world: World, scorer: Any, errors: Callable[[], Any] = nullcon
     if array is None:
         parts = gather_objects(world, state)
         with errors():
-            scores = scorer.scores([x for part in parts for x in part]) if world.is_main else None
+            scores = scorer.scores([x for part in parts for x in part]) if world.rank == 0 else None
         return gather_objects(world, scores)[0]
     # a process without images has zeros, which may be integers beside the fractions of another one
     shapes, integers = zip(*gather_objects(world, (array.shape, array.dtype.kind != "f")))

@@ -21,7 +21,7 @@ from support.golden_files import DATA
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, build_parser, main
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.progress import is_quiet
+from seamseg.utils.output import console
 
 
 @pytest.fixture
@@ -32,9 +32,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int | 
         module = SimpleNamespace(
             __doc__="A fake.", run=run, add_arguments=lambda parser: parser.add_argument("--set", action="append")
         )
-        known = frame.command_module
         monkeypatch.setitem(COMMANDS, "fake", "nothing")
-        monkeypatch.setattr(frame, "command_module", lambda name: module if name == "fake" else known(name))
+        monkeypatch.setitem(sys.modules, "seamseg.cli.fake", module)
 
     return install
 
@@ -113,9 +112,9 @@ def test_wrong_usage_is_one_line_and_2(argv: list[str], expected: str, capsys: p
 @pytest.mark.parametrize("argv", [["--quiet", "--debug", "fake"], ["fake", "--quiet", "--debug"]])
 def test_common_options_on_both_sides(argv: list[str], command: Callable) -> None:
     seen: list[tuple[bool, bool, bool]] = []
-    command(lambda args: seen.append((args.quiet, args.debug, is_quiet())))
+    command(lambda args: seen.append((args.quiet, args.debug, console.quiet)))
     assert main(argv) == 0
-    assert not is_quiet()
+    assert not console.quiet
     assert main(["fake"]) == 0
     assert seen == [(True, True, True), (False, False, False)]
 
@@ -175,7 +174,7 @@ def run(args):
 {body}
 
 frame.COMMANDS["fake"] = ""
-frame.command_module = lambda name: SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=run)
+sys.modules["seamseg.cli.fake"] = SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=run)
 sys.argv = ["seamseg", "fake"]
 sys.exit(frame.main())
 """
@@ -250,7 +249,7 @@ def test_messages_name_flags_in_place_of_parameters(argv, message, shown, monkey
         warnings.warn(message, stacklevel=1)
         raise InputError(message)
 
-    monkeypatch.setattr(frame.command_module(argv[0]), "run", fail)
+    monkeypatch.setattr(f"seamseg.cli.{argv[0]}.run", fail)
     assert main(argv) == 2
     assert capsys.readouterr().err == f"seamseg: warning: {shown}\nseamseg {argv[0]}: {shown}\n"
 

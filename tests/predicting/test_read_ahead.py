@@ -11,7 +11,6 @@ from seamseg.maps.images import open_image
 from seamseg.predicting import job
 from seamseg.predicting.job import ImageReader
 from seamseg.predicting.source import Source, find_sources
-from seamseg.utils import limits
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
@@ -36,7 +35,7 @@ def test_threads_of_huge_photos_hold_one_each(tmp_path, monkeypatch):
 
 
 def test_a_large_image_is_decoded_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "ALONE_BYTES", 7 * 50 * 50)
+    monkeypatch.setattr(job, "ALONE_PIXELS", 50 * 50)
     for name in "abcde":
         Image.new("RGB", (51 if name == "c" else 50, 50)).save(tmp_path / f"{name}.png")
     running, threads = [], {}

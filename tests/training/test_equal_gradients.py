@@ -44,7 +44,7 @@ def compare(world, steps, ways):
             # those of the ROI head too, whether this process had regions or not
             worst = max(worst, error(together.buffers(), statistics))
         errors = gather_objects(world, worst)
-        if world.is_main:
+        if world.rank == 0:
             print(f"{world.size} processes, {way}: {steps} steps, relative error {max(errors):.1e}, {active} active")
         assert max(errors) < TOLERANCE
         assert {0, world.size} < set(active), "the steps were to be of all kinds"

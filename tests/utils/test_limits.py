@@ -35,8 +35,8 @@ from seamseg.maps.images import open_image, pixels_of
 from seamseg.maps.prepare.archives import SourceTree, read_file
 from seamseg.maps.prepare.panoptic import load_json
 from seamseg.maps.formats.id_png import read_id_png
-from seamseg.utils.process_settings import apply
-apply()
+from seamseg.utils.process import apply_settings
+apply_settings()
 """
 
 

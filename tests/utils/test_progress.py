@@ -6,7 +6,8 @@ import pytest
 import tqdm.std
 
 from seamseg.utils import progress as module
-from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
+from seamseg.utils.output import console
+from seamseg.utils.progress import counter, progress
 
 
 def lines(capsys):
@@ -52,12 +53,11 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_work_that_reports_itself(quiet, capsys):
-    set_quiet(quiet)
+    console.quiet = quiet
     report = counter("scenes")
     for done in (1, 2, 3):
         report(done, 3)
     printed = lines(capsys)
     assert printed == [] if quiet else printed[-1].startswith("scenes: 3/3 (")
     assert list(progress(range(3))) == [0, 1, 2]
-    assert is_quiet() == quiet
     assert bool(lines(capsys)) != quiet

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import load_built
+from seamseg.checkpoints.hub import SCHEME
 from seamseg.checkpoints.imagenet import refuse_old_release, without_prefix
 from seamseg.checkpoints.model_path import (
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,
     WEIGHTS_ENDING,
-    is_hub_uri,
     local_model,
     weights_at,
 )
@@ -153,7 +153,7 @@ def open_classifier(path: Path, config: str | Path | None = None) -> OpenedClass
 def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:
     """Load a classifier in evaluation mode; see :func:`seamseg.classifier`."""
     chosen = choose_device(str(device))
-    if is_hub_uri(config) or Path(config).is_dir():
+    if str(config).startswith(SCHEME) or Path(config).is_dir():
         folder = local_model(config)
         config, checkpoint = folder / CLASSIFIER_CONFIG_NAME, folder if checkpoint is None else checkpoint
     options = load_classifier_config(config)

@@ -93,7 +93,7 @@ class ClassifierValidator:
             collate_fn=collate_images,
             pin_memory=self.world.device.type == "cuda",
         )
-        shown = progress(loader, len(loader), desc) if self.world.is_main else loader
+        shown = progress(loader, len(loader), desc) if self.world.rank == 0 else loader
         sums = torch.zeros(len(TOP) + 2, dtype=torch.float64, device=self.world.device)
         was_training = net.training
         net.eval()

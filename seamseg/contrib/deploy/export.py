@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from seamseg.checkpoints.model_path import is_foreign, local_model
+from seamseg.checkpoints.model_path import FOREIGN, library_of, local_model
 from seamseg.config import config_from_string
 from seamseg.contrib.deploy.network import ExportNet, example_inputs
 from seamseg.contrib.deploy.options import ExportOptions
@@ -30,8 +30,8 @@ from seamseg.models.backbones.base import Backbone
 from seamseg.utils.errors import InputError, OutOfMemory, counted, lacks_memory, require_packages
 from seamseg.utils.files import refuse_existing
 from seamseg.utils.limits import format_bytes
-from seamseg.utils.output import echo
-from seamseg.utils.progress import counter, is_quiet, progress
+from seamseg.utils.output import console, echo
+from seamseg.utils.progress import counter, progress
 from seamseg.validation.evaluate import check_same_classes
 
 Session = Any
@@ -197,7 +197,7 @@ def export_model(options: ExportOptions) -> ExportReport:
         raise InputError(f"`int8={options.int8}`: only ONNX files are quantised, not {path.name}")
     require_packages(*chosen.packages, what=str(path), extra="export")
     found = local_model(model)
-    if is_foreign(found):
+    if library_of(found) in FOREIGN:
         check_foreign(found, options)
     _say(f"reading {model}")
     source = open_source(found, options)
@@ -353,7 +353,7 @@ def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def _say(text: str) -> None:
-    if not is_quiet():
+    if not console.quiet:
         echo(text, file=sys.stderr, flush=True)
 
 

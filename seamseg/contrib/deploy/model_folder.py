@@ -17,10 +17,10 @@ from seamseg.checkpoints.model_path import (
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,
     CONFIG_NAME,
+    FOREIGN,
     SNAPSHOT_NAMES,
     WEIGHTS_NAME,
-    is_exported,
-    is_foreign,
+    library_of,
     local_model,
 )
 from seamseg.checkpoints.snapshot import network_state, write_weights
@@ -72,9 +72,9 @@ def convert_model(
     its configuration, or the folder holds another model.
     """
     folder, path = Path(out), local_model(model)
-    if is_exported(path):
+    if library_of(path) == "exported":
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    if is_foreign(path):
+    if library_of(path) in FOREIGN:
         raise InputError(f"{path}: is no network of seamseg: share it as it is, with its own model card")
     check_folder(folder, options.force)
     require_packages("safetensors", what=str(folder / WEIGHTS_NAME))

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from seamseg.checkpoints.model_path import is_exported, is_foreign, is_torchvision
+from seamseg.checkpoints.model_path import FOREIGN, library_of
 from seamseg.config import Config, config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.network import ExportNet, export_net
@@ -54,7 +54,7 @@ def default_size(size: InputSize) -> tuple[int, int]:
 
 def check_foreign(path: Path, options: ExportOptions) -> None:
     """Raise InputError, before anything is loaded, for a model of another library that cannot be exported so."""
-    if is_torchvision(path):
+    if library_of(path) == "torchvision":
         raise InputError(f"{path}: networks of torchvision are not exported")
     if Path(options.out).suffix != ".onnx":
         raise InputError(f"{options.out}: networks of transformers are exported to .onnx files only")
@@ -69,9 +69,9 @@ def _refuse(options: ExportOptions, names: Sequence[str], text: str) -> None:
 
 def open_source(path: Path, options: ExportOptions) -> ExportSource:
     """Open a trained model for export."""
-    if is_exported(path):
+    if (library := library_of(path)) == "exported":
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    classifier = None if is_foreign(path) else open_classifier(path, options.config)
+    classifier = None if library in FOREIGN else open_classifier(path, options.config)
     if classifier is not None:
         return _of_classifier(classifier, options)
     inference = InferenceOptions(overrides=options.overrides, precision=options.precision)

@@ -161,7 +161,7 @@ class ExportedClassifierModel(ExportedModel):
         return ExportedClassifier(self._session, self.name)
 
 
-def open_exported(
+def open_model(
     model: str | Path, device: Any, config: str | Path | None, meta: str | Path | None, options: InferenceOptions
 ) -> ExportedModel:
     """Open an exported file; arguments and errors of :func:`seamseg.inference.predictor.open_for_inference`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.checkpoints.model_path import is_torchvision
+from seamseg.checkpoints.model_path import library_of
 from seamseg.inference.options import OF_PARTS, InferenceOptions
 from seamseg.utils.errors import InputError, require_packages
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from seamseg.contrib.foreign.transformers_model import TransformersModel
 
 
-def open_foreign(
+def open_model(
     model: str | Path,
     device: str | torch.device,
     config: str | Path | None,
@@ -28,7 +28,7 @@ def open_foreign(
         raise InputError(f"`config` has no effect: {model} is no network of seamseg")
     if name := options.changed(OF_PARTS):
         raise InputError(f"`{name}` is for networks of seamseg only, {model} is none")
-    if is_torchvision(model):
+    if library_of(model) == "torchvision":
         require_packages("torchvision", what=str(model))
         from seamseg.contrib.foreign.torchvision_model import TorchvisionModel
 

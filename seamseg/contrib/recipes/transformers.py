@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
-from seamseg.checkpoints.model_path import TRANSFORMERS_CONFIG_NAME, is_transformers, local_model, read_object
+from seamseg.checkpoints.model_path import TRANSFORMERS_CONFIG_NAME, library_of, local_model, read_object
 from seamseg.components import Network, NetworkContext, key, network
 from seamseg.contrib.foreign.class_lists import ClassNames, NetworkClasses
 from seamseg.contrib.foreign.families import OVERLAP_THRESHOLD, Family
@@ -187,7 +187,7 @@ class TransformersTraining(Network):
 
 def _folder(model: str) -> Path:
     folder = Path(local_model(model))
-    if not is_transformers(folder):
+    if library_of(folder) != "transformers":
         raise InputError(f"[network transformers] model = {model}: no folder of a network of transformers")
     return folder
 

@@ -36,7 +36,7 @@ from seamseg.utils.files import PARTIAL, cannot_write, join_inside, read_text, r
 from seamseg.utils.limits import MASK_BYTES, check_memory
 from seamseg.utils.output import echo
 from seamseg.utils.parallel import parallel_map
-from seamseg.utils.process_settings import return_memory
+from seamseg.utils.process import return_memory
 from seamseg.utils.progress import ProgressCallback, no_progress
 
 _JPEG = (".jpg", ".jpeg")  # most images; they have no further frames

@@ -179,7 +179,7 @@ def make_snapshot(
     averaged = {} if state.stepper.ema is None else state.stepper.ema.state_dict()
     net, world, optimizer = state.stepper.net, state.stepper.world, state.stepper.optimizer
     rank_states = gather_rank_states(world, net, averaged, losses)
-    if not world.is_main:
+    if world.rank > 0:
         return None
     content: dict[str, Any] = {
         part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(net).items()

@@ -16,7 +16,7 @@ from support.tiny_transformers import SIDE, photo, save
 import seamseg
 from seamseg.contrib.deploy.export import compare, export_model
 from seamseg.contrib.deploy.options import ExportOptions
-from seamseg.contrib.exported.network import open_exported
+from seamseg.contrib.exported.network import open_model
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError
@@ -181,7 +181,7 @@ def test_padding_is_masked(tmp_path: Path) -> None:
     export_model(ExportOptions(folder, file, size=INPUT_SIZE))
     graph = onnx.load(file).graph
     assert {weight.name for weight in graph.initializer} <= {name for node in graph.node for name in node.input}
-    opened = open_exported(file, "cpu", None, None, InferenceOptions())
+    opened = open_model(file, "cpu", None, None, InferenceOptions())
     run = opened.build(InferenceOptions())._session.run
     inputs = opened._exported.inputs(photo(INPUT_SIZE[0], 64))
     names = opened._session.outputs

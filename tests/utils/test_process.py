@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from seamseg.utils import process_settings
+from seamseg.utils import process
 
 PROGRAM = """
 import ctypes, subprocess, sys
 import seamseg
-from seamseg.utils import process_settings
+from seamseg.utils import process
 if "apply" in sys.argv:
-    process_settings.apply()
+    process.apply_settings()
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -27,8 +27,8 @@ def in_heap(mebibytes):
     return start <= address < end
 
 print("kept:", in_heap(100), in_heap(300))
-print(process_settings.malloc_status())
-print(process_settings.openmp_status())
+print(process.malloc_status())
+print(process.openmp_status())
 if "child" in sys.argv:
     subprocess.run([sys.executable, sys.argv[0]], check=True)
 """
@@ -37,7 +37,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings o
 
 def lines(tmp_path, *words, **extra):
     (tmp_path / "program.py").write_text(PROGRAM)
-    unwanted = (*process_settings.MALLOC, process_settings.MALLOC_SWITCH, "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    unwanted = (*process.MALLOC, process.MALLOC_SWITCH, "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     env = {name: value for name, value in os.environ.items() if name not in unwanted} | extra
     command = [sys.executable, str(tmp_path / "program.py"), *words]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
@@ -49,7 +49,7 @@ def test_the_allocator_is_set_here_and_in_processes_started_from_here(tmp_path):
     printed = lines(tmp_path, "apply", "child")
     assert printed.count("kept: True False") == 2
     assert printed.count("large buffers are kept") == 2
-    assert printed.count(f"GOMP_SPINCOUNT={process_settings.SPIN['GOMP_SPINCOUNT']}") == 2
+    assert printed.count(f"GOMP_SPINCOUNT={process.SPIN['GOMP_SPINCOUNT']}") == 2
 
 
 @glibc
