@@ -169,8 +169,8 @@ def digest(path: str | Path) -> str:
     For a model of another library, of its settings (configuration, processor, tokenizer) and weights; for a network of
     torchvision, of its name and, if it names one, the file of its weights.
     """
-    path, library = local_model(path), library_of(path)
-    state = hashlib.sha256()
+    path, state = local_model(path), hashlib.sha256()
+    library = library_of(path)
     if library == "torchvision":
         name, weights = torchvision_name(path)
         state.update(name.encode())
