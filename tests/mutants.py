@@ -7,8 +7,6 @@ of each file are drawn, the same ones each time. Mutants that change no result a
 tests/equivalent_mutants.txt and do not count. The exit code is 1 if less than 95 % of the others are killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

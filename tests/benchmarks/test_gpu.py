@@ -1,7 +1,5 @@
 """benchmarks/gpu.py in its smallest form on a CPU, in a copy of the clone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

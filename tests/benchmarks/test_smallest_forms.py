@@ -1,8 +1,6 @@
 """Every script of benchmarks/ in its smallest form succeeds, and writes its table and JSON; the figures of README and
 docs are those of benchmarks/results."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

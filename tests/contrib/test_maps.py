@@ -1,7 +1,5 @@
 """The maps of heads in all that a prediction goes to: files, results, servers, reports, exported networks."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """`seamseg.export` and `seamseg.serve`: the options of the commands as keywords; entry points of torch.hub."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The original's command lines, word for word, through the scripts of the same names."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

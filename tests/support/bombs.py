@@ -1,7 +1,5 @@
 """Small files that would become large ones, and a process that measures what refusing them takes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pages in a headless browser, names that must stay text in them, and the data of report pages."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -3,8 +3,6 @@
 They have global options and write to the working directory: each call has a folder of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

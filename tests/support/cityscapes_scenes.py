@@ -1,7 +1,5 @@
 """Random Cityscapes folders with all corner cases, and results folders for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Micro class folders and a small classifier that trains in a second."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

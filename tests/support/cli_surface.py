@@ -3,8 +3,6 @@
 After such a change: `.venv/bin/python tests/support/cli_surface.py > tests/golden/cli_surface.json`
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

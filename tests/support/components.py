@@ -1,7 +1,5 @@
 """Files of components as a user writes them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ side, and numbers. What it does not show: races between blocks or between barrie
 registers and occupancy, speed, and what the GPU's own instructions round differently.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A small city with crowds and void, and a network that guesses: what the tests of exports write and read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small networks for export, and what the eager network computes for a padded picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

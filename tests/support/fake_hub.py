@@ -1,7 +1,5 @@
 """The Hugging Face Hub: downloads by its HTTP interface, in a thread of the test, and uploads by calls."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

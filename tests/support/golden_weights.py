@@ -5,8 +5,6 @@ every machine; running statistics and the scale and bias of the output layers co
 backbones, `backbones_calib.npz` of `tests/golden`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib

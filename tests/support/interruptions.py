@@ -1,7 +1,5 @@
 """Trainings that are interrupted and resumed, and their results, to compare with uninterrupted ones."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

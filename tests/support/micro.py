@@ -1,11 +1,9 @@
 """A micro data set and a small network on which training and prediction take seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,13 +12,11 @@ from PIL import Image
 
 from seamseg.config import Config, load_config
 from seamseg.config.experiments import TINY_NETWORK
+from seamseg.maps.evaluation.scores import PanopticScores
 from seamseg.maps.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.resnet import RESNETS, Architecture
 from seamseg.training import callbacks  # noqa: F401 (registered before a test has a registry of its own)
-
-if TYPE_CHECKING:
-    from seamseg.maps.evaluation.scores import PanopticScores
 
 CONFIG = f"""{TINY_NETWORK}
 [body]

@@ -1,7 +1,5 @@
 """Exported networks written by hand: the class of a pixel is its red value, two objects are always in one place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Values that depend on each other are put right for single operators in `_FITTED`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Mistakes in the arguments of an operator, by a seed: wrong types, ranks, lengths, layouts, devices and values."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The form is a row for each image by itself, then one for all of them: PQ, SQ and
 (NaN where none occurs), then TP, FP, FN and the mean IoU of each category.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A program of its own, since panopticapi needs another numpy than the package:
 functions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

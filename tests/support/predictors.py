@@ -1,7 +1,5 @@
 """Predictors of small networks, and their inputs."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Run a function in several processes that find each other as under torchrun."""
 
-from __future__ import annotations
-
 import multiprocessing as standard
 import os
 import socket

@@ -1,7 +1,5 @@
 """Which keys of a configuration the package reads."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Servers on free ports, a network that waits and fails as a test wants, and clients."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

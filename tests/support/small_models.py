@@ -1,7 +1,5 @@
 """Small networks and their snapshots: semantic ones, and run folders as people share them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

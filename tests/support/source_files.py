@@ -1,7 +1,5 @@
 """Small files of raw data sets; small dataset folders, and summaries of them."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

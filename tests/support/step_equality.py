@@ -1,7 +1,5 @@
 """Random steps in float64 by several processes and by one, whose results are nearly bit-identical."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Scenes of flat colours and a network that reads them, pixel by pixel and object by object."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

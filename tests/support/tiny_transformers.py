@@ -1,7 +1,5 @@
 """Tiny panoptic networks of transformers with random weights, in the folders that `save_pretrained` writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 python -m support.training_that_dies MOMENT SIGNAL WORD...
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

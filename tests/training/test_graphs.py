@@ -1,7 +1,5 @@
 """`[general] cuda_graphs`: a step with recorded graphs, which need no GPU here, equals a step without, bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise

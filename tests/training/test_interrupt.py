@@ -1,7 +1,5 @@
 """Processes that are interrupted, die or hang: one snapshot or none, one line, and an end in bounded time."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Resumed trainings end with the same bits as uninterrupted ones, wherever they were interrupted."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

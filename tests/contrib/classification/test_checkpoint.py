@@ -1,7 +1,5 @@
 """Checkpoints in the layout of the original, in both directions."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

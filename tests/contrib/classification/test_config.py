@@ -1,7 +1,5 @@
 """The JSON configuration: values of the original, old names, and errors of one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

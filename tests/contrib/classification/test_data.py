@@ -1,7 +1,5 @@
 """Class folders: what is read, and errors that name the file; transforms give the numbers of the original."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Initialisation, optimizer, rates and logits of the original; a network from Python, and its validation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training of a small classifier: files, resume to the bit, processes, moving average, options, errors; the command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`seamseg export`: the table, files that run in `seamseg predict`, networks of transformers; bad input in one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """timm networks as backbones, each family once, trained, resumed and exported; nothing is downloaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks of transformers, trained: targets, weights by class name, resume, processes, prediction and export."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The server, as a process and through connections: uploads, limits, errors, metrics, batches; it goes on."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -5,8 +5,6 @@ the CUDA kernels (`seamseg_emulated`), while `seamseg` is plain torch (by SEAMSE
 they are installed. Requests and answers are pickled, each after its length.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import io
