@@ -32,12 +32,10 @@ TESTS = {
     "seamseg/contrib/deploy/network.py": "tests/contrib/deploy/test_network.py tests/contrib/deploy/test_export.py",
     "seamseg/maps/evaluation/scores.py": "tests/maps/evaluation/test_table.py",
     **dict.fromkeys(
-        ("seamseg/maps/idmaps/library.py", "seamseg/maps/idmaps/reference.py"),
+        ("seamseg/maps/idmaps/reference.py", "seamseg/maps/idmaps/segments.py"),
         "tests/maps/idmaps/test_segments.py tests/maps/idmaps/test_upsampled.py tests/maps/idmaps/test_id_runs.py "
-        "tests/maps/idmaps/test_histogram.py",
+        "tests/maps/idmaps/test_histogram.py tests/data/test_transforms.py::test_nearest_matches_pillow",
     ),
-    "seamseg/maps/idmaps/segments.py": "tests/maps/idmaps/test_segments.py "
-    "tests/data/test_transforms.py::test_nearest_matches_pillow",
     "seamseg/maps/evaluation/matching.py": (
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
         "tests/maps/evaluation/test_parity_panoptic.py"

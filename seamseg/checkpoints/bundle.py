@@ -32,7 +32,7 @@ from seamseg.maps.formats.vistas import published_classes
 from seamseg.models.build import build_network
 from seamseg.models.network import Network
 from seamseg.utils.errors import InputError, lacks_memory, one_line
-from seamseg.utils.files import decode_text, read_text
+from seamseg.utils.files import decode_text, read_bytes, read_text
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
 
@@ -108,7 +108,8 @@ def _find(path: str | Path) -> _Parts:
         config, metadata, stated = (weights.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
         classes, content = None, {}
         if metadata.is_file():
-            classes = read_metadata(metadata, MODEL_METADATA_BYTES)
+            data = read_bytes(metadata, "metadata file", MODEL_METADATA_BYTES)
+            classes = parse_metadata(data, str(metadata))
         elif stated.is_file():
             content = read_statement(stated)
             classes = metadata_of(content, str(stated))
@@ -279,8 +280,8 @@ def check_classes(
 ) -> None:
     """Raise InputError, with `source` and `remedy`, if a snapshot's heads have another number of classes."""
     for part, key, minus, wanted, what in (
-        ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
-        ("cls", "weight", 0, metadata.num_classes, "classes"),
+        ("sem_head", "conv_sem.weight", 0, len(metadata.categories), "classes"),
+        ("cls", "weight", 0, len(metadata.categories), "classes"),
         ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
     ):
         tensor = (snapshot.state_dict.get(part) or {}).get(key)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from PIL import Image
-
 MAX_MULTIPLE = 1024
 """Padding to larger multiples would add more than most images have."""
 
@@ -66,20 +64,6 @@ class InputSize:
             scale = min(self.max_size[0] / size[0], self.max_size[1] / size[1])
             found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
         return found
-
-    def scale(self, image: Image.Image) -> Image.Image:
-        """Return an image at the size of the network input."""
-        height, width = self.scaled((image.height, image.width))
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        if self.crop is None:
-            return image
-        # torchvision rounds half to even where it cuts, and down where it pads
-        top, left = (
-            round((have - want) / 2) if have >= want else -((want - have) // 2)
-            for have, want in zip((height, width), self.crop)
-        )
-        return image.crop((left, top, left + self.crop[1], top + self.crop[0]))
 
 
 def reference_size(shortest: int, longest_max: int | None) -> InputSize:

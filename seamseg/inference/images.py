@@ -37,7 +37,7 @@ class PreparedImage:
     `pixels` is its input, `H x W x 3` uint8, see :func:`network_input`; `size` is `(height, width)` of the image
     itself, and `rgb`, `h x w x 3` uint8, the image if it is kept; one array if both are equal. `source_image` is the
     path or copy that a result refers to, if any; `several_frames` whether this is the first of several frames or pages
-    of a file.
+    of a file; `nbytes` the memory of both arrays.
     """
 
     pixels: np.ndarray
@@ -45,11 +45,7 @@ class PreparedImage:
     rgb: np.ndarray | None = None
     source_image: Path | Image.Image | None = None
     several_frames: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the network input and the pixels."""
-        return self.pixels.nbytes + (0 if self.rgb is None or self.rgb is self.pixels else self.rgb.nbytes)
+    nbytes: int = 0
 
 
 def prepare_image(
@@ -70,7 +66,9 @@ def prepare_image(
     if keep_rgb:
         is_input = input_size.crop is None and pixels.shape[:2] == (image.height, image.width)
         rgb = pixels if is_input else pixels_of(image)
-    return PreparedImage(pixels, (image.height, image.width), rgb, source, image.info.get(SEVERAL_FRAMES, False))
+    nbytes = pixels.nbytes + (0 if rgb is None or rgb is pixels else rgb.nbytes)
+    several = image.info.get(SEVERAL_FRAMES, False)
+    return PreparedImage(pixels, (image.height, image.width), rgb, source, several, nbytes)
 
 
 def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
@@ -84,7 +82,16 @@ def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
             f"the network's input would have {width} x {height} pixels, above the limit of {MAX_INPUT / 1e6:.0f} "
             f"million: choose a smaller {'`size`' if size.longest_size is not None else '`shortest_size`'}"
         )
-    return pixels_of(size.scale(image))
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    if size.crop is not None:
+        # torchvision rounds half to even where it cuts, and down where it pads
+        top, left = (
+            round((have - want) / 2) if have >= want else -((want - have) // 2)
+            for have, want in zip((height, width), size.crop)
+        )
+        image = image.crop((left, top, left + size.crop[1], top + size.crop[0]))
+    return pixels_of(image)
 
 
 def equal_size_batches(

@@ -80,9 +80,17 @@ class TorchNetwork(InferenceNetwork):
 
     def start(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[Callable[[], ArrayPrediction]]:
         """See :class:`seamseg.maps.predictions.InferenceNetwork`; without enough memory, again without CUDA graphs."""
+        if not self.fixed_size:
+            with torch.inference_mode():
+                on_device = [self.prepare(image) for image in images]
+                if self.augmentation is None:
+                    found = self.net.predict(PackedSequence(on_device), least_score=least_score)
+                else:
+                    found = predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
+                return [download(p) for p in found]
         while True:
             try:
-                return self._start(images, least_score)
+                return self._start_fixed(images)
             except Exception as error:
                 if self.graphs is None or len(self.graphs) == 0 or not lacks_memory(error):
                     raise
@@ -97,30 +105,23 @@ class TorchNetwork(InferenceNetwork):
             stream.wait_stream(torch.cuda.default_stream(self.device))
             torch.cuda.set_stream(stream)
 
-    def _start(self, images: Sequence[np.ndarray], least_score: float) -> list[Callable[[], ArrayPrediction]]:
-        with torch.inference_mode():
-            if not self.fixed_size:
-                on_device = [self.prepare(image) for image in images]
-                if self.augmentation is None:
-                    found = self.net.predict(PackedSequence(on_device), least_score=least_score)
-                else:
-                    found = predict_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
-                return [download(p) for p in found]
-            compute = self.compute if self.graphs is None else self.graphs
-            predictions, found, levels, _ = compute(self._upload(images))
-            sizes = [(image.shape[0], image.shape[1]) for image in images]
-            features = Features(list(levels), predictions[0].size, sizes)
-            of_heads = predicted_maps(self.net.custom_heads, features)
-            # before the copies of the images, so that it is there with each of them
-            on_host = None if found is None else copy_to_host(found)
-            started = []
-            for number, (image, whole) in enumerate(zip(images, predictions)):
-                height, width = sizes[number]
-                semantic = None if whole.semantic is None else whole.semantic[:height, :width]
-                maps = {name: x[:height, :width] for name, x in whole.maps.items()} | of_heads[number]
-                arrays = download(replace(whole, semantic=semantic, size=(height, width), maps=maps))
-                started.append(arrays if on_host is None else partial(self._finish, image, arrays, on_host[number]))
-            return started
+    @torch.inference_mode()
+    def _start_fixed(self, images: Sequence[np.ndarray]) -> list[Callable[[], ArrayPrediction]]:
+        compute = self.compute if self.graphs is None else self.graphs
+        predictions, found, levels, _ = compute(self._upload(images))
+        sizes = [(image.shape[0], image.shape[1]) for image in images]
+        features = Features(list(levels), predictions[0].size, sizes)
+        of_heads = predicted_maps(self.net.custom_heads, features)
+        # before the copies of the images, so that it is there with each of them
+        on_host = None if found is None else copy_to_host(found)
+        started = []
+        for number, (image, whole) in enumerate(zip(images, predictions)):
+            height, width = sizes[number]
+            semantic = None if whole.semantic is None else whole.semantic[:height, :width]
+            maps = {name: x[:height, :width] for name, x in whole.maps.items()} | of_heads[number]
+            arrays = download(replace(whole, semantic=semantic, size=(height, width), maps=maps))
+            started.append(arrays if on_host is None else partial(self._finish, image, arrays, on_host[number]))
+        return started
 
     def _finish(self, image: np.ndarray, arrays: Callable[[], ArrayPrediction], found: torch.Tensor) -> ArrayPrediction:
         """Return the detections of what was computed in fixed sizes, or compute them without if there may be others."""
@@ -187,7 +188,7 @@ class TrainedModel:
         self.name, self.config, self.kind = opened.name, opened.config, opened.config.kind
         if self.config.general.network != SEAMLESS and (name := options.changed(OF_PARTS)):
             raise InputError(f"`{name}` is for networks of body and heads, not for {self.config.general.network}")
-        self.metadata = opened.metadata.without_images()
+        self.metadata = replace(opened.metadata, images=[])
         self.reference: InputSize | None = opened.reference
 
     def input_size(self, options: InferenceOptions) -> InputSize:
@@ -227,9 +228,8 @@ class TrainedModel:
         if options.probabilities:
             net = net.with_options(probabilities=True)
         net = net.with_options(pad_to=options.pad_to, run_dense=CompiledDense(net, device) if options.compile else None)
-        made = TorchNetwork(
-            net, normalise, device, Augmentation.parse(options.tta), options.tta_fusion, report.averaged
-        )
+        views = Augmentation.parse(options.tta) if options.tta else None
+        made = TorchNetwork(net, normalise, device, views, options.tta_fusion, report.averaged)
         if options.cuda_graphs:
             made.graphs = CudaGraphCache(made.compute)
         return made

@@ -79,12 +79,12 @@ class Augmentation:
     flip: bool = False
 
     @staticmethod
-    def parse(text: str | None) -> Augmentation | None:
+    def parse(text: str) -> Augmentation | None:
         """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
 
         InputError if a word is neither flip nor a scale between 0.1 and 4.
         """
-        words = [word.strip().lower() for word in str(text or "").split(",") if word.strip()]
+        words = [word.strip().lower() for word in str(text).split(",") if word.strip()]
         try:
             scales = [float(word) for word in words if word != "flip"]
         except ValueError:
@@ -104,21 +104,11 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of the fusion to a panoptic map: see the keys of the same name in `[general]`.
-
-    InputError if one is out of range.
-    """
+    """Thresholds of the fusion to a panoptic map: see the keys of the same name in `[general]`."""
 
     score_threshold: float = 0.5
     overlap_threshold: float = 0.5
     min_stuff_area: int = 4096
-
-    def __post_init__(self) -> None:
-        for name in ("score_threshold", "overlap_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"`{name}` must be between 0 and 1, not {getattr(self, name)}")
-        if self.min_stuff_area < 0:
-            raise InputError(f"`min_stuff_area` must not be negative, not {self.min_stuff_area}")
 
 
 OF_PARTS = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
@@ -211,9 +201,13 @@ class InferenceOptions:
         object.__setattr__(self, "overrides", override_texts(self.overrides, components))
         from seamseg.data.input_size import MAX_MULTIPLE
 
+        for name in ("score_threshold", "overlap_threshold"):
+            if not 0 <= (getattr(self, name) or 0) <= 1:
+                raise InputError(f"`{name}` must be between 0 and 1, not {getattr(self, name)}")
+        if (self.min_stuff_area or 0) < 0:
+            raise InputError(f"`min_stuff_area` must not be negative, not {self.min_stuff_area}")
         Tiling(self.tiles, self.tile_overlap)  # it checks them
-        views = Augmentation.parse(self.tta)
-
+        views = Augmentation.parse(self.tta) if self.tta else None
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
             raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
         if self.pad_to > 1 and views is not None:

@@ -98,9 +98,13 @@ def open_image(
 def as_rgb(image: Image.Image) -> Image.Image:
     """Convert an open image of any mode to 8-bit RGB as :func:`open_image` does, but without rotating it."""
     image.load()  # before its size is asked for: Pillow turns a TIFF itself while it loads
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.copy()  # its info is changed below
-    return _rgb(image)
+    if image.mode in _GREY_16 or image.mode in ("I", "F"):
+        image = Image.fromarray(_to_8_bit(image))
+    elif image.mode == "P" and "transparency" in image.info:
+        # as bytes it makes Pillow warn, and alpha is dropped anyway
+        image = image.copy()
+        del image.info["transparency"]
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def pixels_of(image: Image.Image, dtype: type | None = None) -> np.ndarray:
@@ -305,13 +309,13 @@ def _upright_size(image: Image.Image, path: Path, data: bytes | None = None) -> 
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    image.load()
+    image.load()  # a TIFF is turned here
     several = False
     with suppress(Exception):  # a GIF is read on for this
         several = _has_frames(image)
     if _orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)  # no second image of the size
-    rgb = _rgb(image)
+    rgb = as_rgb(image)
     rgb.info[SEVERAL_FRAMES] = several
     return rgb
 
@@ -319,14 +323,6 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 def _has_frames(image: Image.Image) -> bool:
     # MPO is a JPEG with a preview or depth of the same view
     return bool(getattr(image, "is_animated", False)) and image.format != "MPO"
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode in _GREY_16 or image.mode in ("I", "F"):
-        image = Image.fromarray(_to_8_bit(image))
-    elif image.mode == "P":
-        image.info.pop("transparency", None)  # as bytes it makes Pillow warn, and alpha is dropped anyway
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _to_8_bit(image: Image.Image) -> np.ndarray:

@@ -318,7 +318,7 @@ class SemanticScorer:
         result = self._predictor.result(prediction, item.native_size)
         if self._validator.mapping is not None:
             classes, metadata = self._validator.mapping.class_map(result.classes), self._validator.metadata
-            result = replace(result, classes=classes, metadata=metadata.without_images())
+            result = replace(result, classes=classes, metadata=replace(metadata, images=[]))
         self._confusion.add(truth.to(torch.uint8).numpy(), result.classes)
         return ValidationResult(item, prediction, result)
 

@@ -24,6 +24,7 @@ from torchvision.transforms import v2
 from seamseg.contrib.classification.config import ClassifierConfig, InputConfig
 from seamseg.data.input_size import InputSize
 from seamseg.data.samplers import SampleIndex
+from seamseg.inference.images import network_input
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.images import image_files, open_image
 from seamseg.utils.errors import InputError, first_names
@@ -187,7 +188,7 @@ def test_transform(options: InputConfig, ten_crops: bool = False) -> v2.Compose:
     if not ten_crops:
         # exported classifiers prepare images in the same way, without torchvision
         size = InputSize(scale if scale > 0 else None, crop=(crop, crop))
-        return v2.Compose([size.scale, to_float, _normalise(options)])
+        return v2.Compose([partial(network_input, size=size), to_float, _normalise(options)])
     steps: list[Callable[..., Any]] = [v2.Resize(scale)] if scale > 0 else []
     return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.results.base import Drawable, ImageResult, import_library
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize.overlay import short_name
+from seamseg.maps.visualize.overlay import canvas, short_name
 
 TOP = 5
 """Classes that are shown and saved."""
@@ -58,7 +58,7 @@ class Classification(ImageResult):
         if classes is not None:
             logits = np.where(np.isin(np.arange(len(logits)), list(classes)), logits, -np.inf)
         shares = np.exp(logits - logits.max())
-        return Classification((shares / shares.sum()).astype(np.float32), size, metadata=metadata.without_images())
+        return Classification((shares / shares.sum()).astype(np.float32), size, metadata=replace(metadata, images=[]))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class Classification(ImageResult):
 
     def draw(self, image: Drawable = None, **options: Any) -> Image.Image:
         """Write the most probable classes onto an image; None for the result's own, or a black image if it has none."""
-        rgb, _ = self.canvas(image, 1.0)
+        rgb, _ = canvas(self.image if image is None else image, self.size, 1.0)
         drawn = Image.fromarray(np.array(rgb))
         font = ImageFont.load_default(size=max(10, min(drawn.size) // 24))
         text = "\n".join(f"{share:4.0%} {short_name(name)}" for name, share in self.top())

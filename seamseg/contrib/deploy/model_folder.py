@@ -130,7 +130,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     return ConvertedModel(
         kind=config.kind,
         task=config.parts_of_kind.task,
-        metadata=opened.metadata.without_images(),
+        metadata=replace(opened.metadata, images=[]),
         weights=network_state(net),
         licence=options.licence or opened.licence,
         files={CONFIG_NAME: config_to_string(config)},

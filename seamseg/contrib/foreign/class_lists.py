@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -196,7 +196,7 @@ def read_classes(path: Path, kinds: bool = False) -> Metadata:
     """Read a class list, `metadata.bin` or COCO categories; with `kinds` it must state which are things."""
     if path.suffix == ".bin" or path.is_dir():
         file = path / "metadata.bin" if path.is_dir() else path
-        return read_metadata(file, MODEL_METADATA_BYTES).without_images()
+        return replace(read_metadata(file, MODEL_METADATA_BYTES), images=[])
     if path.name == "metadata.json":
         return metadata_of(read_statement(path), str(path))
     return read_class_list(path, kinds).classes

@@ -218,22 +218,6 @@ class ImageResult(ABC):
             )
         return rgb
 
-    def canvas(self, image: Drawable, opacity: float) -> tuple[np.ndarray, float]:
-        """Return the uint8 pixels `H x W x 3` to draw on, and the opacity of the overlay.
-
-        The pixels of `image`, or else of the result's own image; without both they are black, and fully covered.
-        InputError if the opacity is not between 0 and 1, or the image is not RGB.
-        """
-        if not 0 <= opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
-        given = image.convert("RGB") if isinstance(image, Image.Image) else image
-        rgb = self.image if given is None else np.asarray(given)
-        if rgb is None:
-            return np.zeros((*self.size, 3), np.uint8), 1.0
-        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
-            raise InputError(f"an image to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
-        return rgb, opacity
-
     def anonymize(
         self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
     ) -> Image.Image:

@@ -24,6 +24,7 @@ from seamseg.maps.idmaps.segments import resize_nearest, sigmoid
 from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_detections
+from seamseg.maps.visualize.overlay import canvas
 
 if TYPE_CHECKING:
     import supervision
@@ -130,7 +131,7 @@ class Detections(ImageResult, Sequence[Detection]):
         for d in paste_detections(chosen, size, by_nearest=True):
             category = d.category + metadata.num_stuff
             found.append(Detection(metadata.categories[category], category, d.score, d.box, size, d.crop, d.corner))
-        return Detections(found, size, prediction.mask_logits is not None, metadata=metadata.without_images())
+        return Detections(found, size, prediction.mask_logits is not None, metadata=replace(metadata, images=[]))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -220,7 +221,9 @@ class Detections(ImageResult, Sequence[Detection]):
         opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        rgb, _ = self.canvas(image, opacity)  # masks on black keep their opacity: objects overlap
+        rgb, _ = canvas(
+            self.image if image is None else image, self.size, opacity
+        )  # masks on black keep their opacity: objects overlap
         shown = self if classes is None else self.only(classes)
         return Image.fromarray(draw_detections(rgb, list(shown), self.size, self.metadata.palette, labels, opacity))
 

@@ -28,7 +28,7 @@ from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction
-from seamseg.maps.visualize.overlay import draw_overlay
+from seamseg.maps.visualize.overlay import canvas, draw_overlay
 
 if TYPE_CHECKING:
     import supervision
@@ -101,7 +101,7 @@ class Panoptic(PanopticResult, ImageResult):
         """Return a panoptic map with the names of its classes, and with its image if given."""
         names = metadata.categories
         named = [NamedSegment(**{**vars(s), "name": names[s.category]}) for s in result.segments]
-        found = Panoptic(result.id_map, named, metadata=metadata.without_images())
+        found = Panoptic(result.id_map, named, metadata=replace(metadata, images=[]))
         return found if image is None else found.with_image(image)
 
     def __eq__(self, other: object) -> bool:
@@ -158,7 +158,7 @@ class Panoptic(PanopticResult, ImageResult):
         outlined : draw a contour around each thing
         classes : names of the classes to draw; None for all
         """
-        rgb, opacity = self.canvas(image, opacity)
+        rgb, opacity = canvas(self.image if image is None else image, self.size, opacity)
         shown = self if classes is None else self.only(classes)
         names = self.metadata.categories
         return draw_overlay(rgb, shown, self.metadata.palette, names, labels, opacity, outlined)

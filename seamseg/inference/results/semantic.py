@@ -20,7 +20,7 @@ from seamseg.maps.idmaps.segments import areas_and_boxes, count_classes, resize_
 from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize import padded_palette
-from seamseg.maps.visualize.overlay import draw_overlay
+from seamseg.maps.visualize.overlay import canvas, draw_overlay
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,7 +71,7 @@ class SemanticMap(ImageResult):
             found = _only(found, classes)
         surest = prediction.maps.get("probability")
         surest = None if surest is None else resize_nearest(surest, size)
-        return SemanticMap(found, surest, metadata=metadata.without_images())
+        return SemanticMap(found, surest, metadata=replace(metadata, images=[]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SemanticMap):
@@ -122,7 +122,7 @@ class SemanticMap(ImageResult):
         opacity : opacity of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        rgb, opacity = self.canvas(image, opacity)
+        rgb, opacity = canvas(self.image if image is None else image, self.size, opacity)
         shown = self if classes is None else self.only(classes)
         return draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity)
 

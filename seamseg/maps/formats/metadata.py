@@ -66,10 +66,6 @@ class Metadata:
         """Whether `category` is a thing class (void is not)."""
         return self.num_stuff <= category < self.num_classes
 
-    def without_images(self) -> Metadata:
-        """Return the classes without the images."""
-        return Metadata(self.num_stuff, self.num_thing, self.categories, self.palette, self.original_ids)
-
 
 def category_ids(metadata: Metadata) -> list[int]:
     """Return the `category_id` of each class in COCO files: the original id, or index + 1 if these are not unique."""

@@ -42,7 +42,7 @@ def void_label(labels: Sequence[int]) -> int:
 
 def with_panoptic_ids(metadata: Metadata, labels: Sequence[int]) -> Metadata:
     """Replace the `original_ids` by the `category_id` of the panoptic JSON of Vistas: label + 1, since 0 is void."""
-    return replace(metadata.without_images(), original_ids=[label + 1 for label in labels])
+    return replace(metadata, images=[], original_ids=[label + 1 for label in labels])
 
 
 def image_stem(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: in
     width = min(_WIDTH // columns - _GAP, _WIDEST)
     shapes = [info.size[0] / info.size[1] for info in map(folder.info, chosen)]
     limits = (round(width * float(np.clip(np.median(shapes or [0]), *_SHAPES))), width)
-    read = partial(_tile_or_none, root=report.root, classes=folder.metadata.without_images(), limits=limits)
+    read = partial(_tile_or_none, root=report.root, classes=replace(folder.metadata, images=[]), limits=limits)
     tiles = [
         (tile, f"{splits.get(i, '-')}: {i}")
         for i, tile in zip(chosen, parallel_map(read, [folder.info(i) for i in chosen], workers))

@@ -85,7 +85,7 @@ class DatasetWriter:
         link: Link = "hard",
     ) -> None:
         self.root = Path(root)
-        self.classes = classes.without_images()
+        self.classes = replace(classes, images=[])
         self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
         self.accounts: dict[str, SplitAccount] = {}
@@ -95,11 +95,11 @@ class DatasetWriter:
         if (self.root / "metadata.bin").is_file():
             old = read_metadata(self.root / "metadata.bin")
             # colours that were chosen for the classes may be others now
-            if old.without_images() != replace(self.classes, palette=old.palette):
+            if replace(old, images=[]) != replace(self.classes, palette=old.palette):
                 rest = old.categories == classes.categories[1:]
                 how = "leave void (`void_background`)" if rest else "delete it to repeat it"
                 raise InputError(f"{self.root}: has a data set with other classes; choose another folder, or {how}")
-            self.classes = old.without_images()
+            self.classes = replace(old, images=[])
             self._images = {image.id: image for image in old.images}
         try:
             for name in ("img", "msk", "lst", "coco", JOURNALS):

@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.maps.idmaps.reference import outlines
 from seamseg.maps.idmaps.segments import BAND_BYTES, nearest_index, overlay
-from seamseg.maps.panoptic_map import VOID, PanopticResult
-from seamseg.utils.errors import one_line
+from seamseg.maps.panoptic_map import PanopticResult
+from seamseg.utils.errors import InputError, one_line
 
 __all__ = ["draw_boxes", "draw_overlay", "outlines"]
 
@@ -61,6 +61,22 @@ def text_color(background: Sequence[int] | np.ndarray) -> tuple[int, int, int]:
     return (0, 0, 0) if 0.299 * r + 0.587 * g + 0.114 * b > 140 else (255, 255, 255)
 
 
+def canvas(image: np.ndarray | Image.Image | None, size: tuple[int, int], opacity: float) -> tuple[np.ndarray, float]:
+    """Return the uint8 pixels `H x W x 3` to draw on, and the opacity of the overlay.
+
+    Without an image the pixels are black, of `size`, and fully covered. InputError if the opacity is not between 0 and
+    1, or the image is not RGB.
+    """
+    if not 0 <= opacity <= 1:
+        raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+    if image is None:
+        return np.zeros((*size, 3), np.uint8), 1.0
+    rgb = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+    if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
+        raise InputError(f"an image to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
+    return rgb, opacity
+
+
 def draw_overlay(
     image: np.ndarray,
     result: PanopticResult,
@@ -87,28 +103,25 @@ def draw_overlay(
     """
     if labels and categories is None:
         raise ValueError("draw_overlay: labels=True needs the categories")
-    if not 0 <= opacity <= 1:
-        raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     (height, width), id_map = image.shape[:2], result.id_map
-    palette, count = padded_palette(palette), max((s.id for s in result.segments), default=0) + 1
-    classes, instances = np.full(count, VOID, np.int64), np.zeros(count, bool)
+    count = max((s.id for s in result.segments), default=0) + 1
+    colors, instances = np.zeros((count, 3), np.uint8), np.zeros(count, bool)
     for segment in result.segments:
         # crowds are drawn as void, like in the original
         if not (segment.iscrowd and segment.isthing):
-            classes[segment.id] = segment.category
+            colors[segment.id] = palette[segment.category] if segment.category < len(palette) else 0
             instances[segment.id] = segment.isthing and outlined
-    colors = palette[classes]
     row_of, column_of = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, (height, width)))
     columns, share = None if id_map.shape[1] == width else column_of, None if opacity == 0.5 else round(opacity * 256)
     if id_map.dtype != np.int32:
         id_map = np.where((id_map >= 0) & (id_map < len(colors)), id_map, 0).astype(np.int32)
-    rows, canvas = max(1, BAND_BYTES // (3 * width)), Image.new("RGB", (width, height))
+    rows, drawn = max(1, BAND_BYTES // (3 * width)), Image.new("RGB", (width, height))
     for y in range(0, height, rows):
-        drawn = overlay(image[y : y + rows], id_map, row_of[y : y + rows], columns, colors, instances, share)
-        canvas.paste(Image.fromarray(drawn), (0, y))
+        band = overlay(image[y : y + rows], id_map, row_of[y : y + rows], columns, colors, instances, share)
+        drawn.paste(Image.fromarray(band), (0, y))
     if labels and categories is not None:
-        _write_labels(canvas, result, palette, categories)
-    return canvas
+        _write_labels(drawn, result, padded_palette(palette), categories)
+    return drawn
 
 
 def _write_labels(image: Image.Image, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class RunFolder:
     def describe(self, config: Config, metadata: Metadata) -> None:
         """Write the configuration and the classes, which make the folder usable as a model."""
         write_atomically(self.path / CONFIG_NAME, config_to_string(config).encode())
-        write_metadata(self.path / METADATA_NAME, metadata.without_images())
+        write_metadata(self.path / METADATA_NAME, replace(metadata, images=[]))
 
     def publish(self, snapshot: Path, name: Path) -> None:
         """Give a snapshot a second name: a hard link, or a copy if the file system has no links."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_result_matches_the_original(tmp_path_factory, tmp_path):
     assert done.splits == {"train": 4, "val": 1, "coarse": 1}
     ours, theirs = read_metadata(tmp_path / "metadata.bin"), read_metadata(golden / "metadata.bin")
     assert ours == done.metadata
-    assert ours.without_images() == theirs.without_images() == cityscapes_classes()
+    assert replace(ours, images=[]) == replace(theirs, images=[]) == cityscapes_classes()
     assert sorted(ours.images, key=lambda i: i.id) == sorted(theirs.images, key=lambda i: i.id)
     for split in done.splits:
         lists = [(root / "lst" / f"{split}.txt").read_text().split() for root in (tmp_path, golden)]

@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_result_matches_the_original_without_its_error(tmp_path):
     done = prepare_vistas(fixture / "vistas", out, options=ConversionOptions(2))
     assert done.splits == {"training": 3, "validation": 1}
     ours, theirs = done.metadata, read_metadata(golden / "metadata.bin")
-    assert ours.without_images() == theirs.without_images()
+    assert replace(ours, images=[]) == replace(theirs, images=[])
     before = {image.id: image for image in theirs.images}
     for image in ours.images:
         values = np.array(Image.open(next((fixture / "vistas").glob(f"*/instances/{image.id}.png"))))
@@ -85,7 +86,7 @@ def test_frame_matches_the_published_metadata(tmp_path):
         pytest.skip("no vistas_sample in SEAMSEG_REAL_DATA, which may not be redistributed")
     done = prepare_vistas(root / "vistas_sample" / "v1.2", tmp_path, options=ConversionOptions(1))
     published = read_metadata(root / "published_model" / "metadata.bin")
-    assert done.metadata.without_images() == published.without_images()
+    assert replace(done.metadata, images=[]) == replace(published, images=[])
     image = done.metadata.images[0]
     assert image == next(i for i in published.images if i.id == image.id)
 

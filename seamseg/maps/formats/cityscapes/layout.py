@@ -133,7 +133,7 @@ def with_label_ids(metadata: Metadata, source: str) -> Metadata:
             f"{source}: two classes are {metadata.categories[twice]!r}, which the format cityscapes does not support; "
             "use the format coco"
         )
-    return replace(metadata.without_images(), original_ids=ids)
+    return replace(metadata, images=[], original_ids=ids)
 
 
 def frame_name(name: str) -> str:
