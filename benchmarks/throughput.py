@@ -58,7 +58,7 @@ def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, roun
     """Return the seconds of a variant from decoded image to prediction, in turns with the first variant."""
     from timing import in_turns
 
-    first, size = next(iter(predictors)), predictors[name].network.batch_size
+    first, size = next(iter(predictors)), predictors[name].batch_size
     start = time.perf_counter()
     predictors[name].raw([image] * size)
     began = time.perf_counter() - start
@@ -93,7 +93,7 @@ def stages(predictor: Any, image: np.ndarray, milliseconds: float, run: Callable
 
         return measured
 
-    predictor.network.start, predictor.network.on_gpu = start, True
+    predictor.network.start, predictor.batch_size = start, 4
     ImageReader._decode = timed("decoders", ImageReader._decode)  # type: ignore[method-assign]
     _PredictionLoop._write = timed("writers", _PredictionLoop._write)  # type: ignore[method-assign]
     rate = timed("host of the network", run)()
@@ -194,7 +194,7 @@ def main() -> int:
                         row["predict"] = profiled(partial(run, photos, folder / f"{name}-profiled"), device, 1)
                 if arguments.profile:
                     row["network"] = profiled(
-                        partial(predictors[name].raw, [image] * predictors[name].network.batch_size), device
+                        partial(predictors[name].raw, [image] * predictors[name].batch_size), device
                     )
             except Exception:
                 found["failed"][name] = traceback.format_exc()

@@ -79,12 +79,12 @@ class Augmentation:
     flip: bool = False
 
     @staticmethod
-    def parse(text: str) -> Augmentation | None:
+    def parse(text: str | None) -> Augmentation | None:
         """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
 
         InputError if a word is neither flip nor a scale between 0.1 and 4.
         """
-        words = [word.strip().lower() for word in str(text).split(",") if word.strip()]
+        words = [word.strip().lower() for word in str(text or "").split(",") if word.strip()]
         try:
             scales = [float(word) for word in words if word != "flip"]
         except ValueError:

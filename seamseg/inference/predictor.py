@@ -78,6 +78,7 @@ class Predictor(Generic[R]):
     map_formats : output maps of custom heads by name
     map_only : only maps are made of predictions, which may then lack the detections that score too low for a panoptic
         map: their masks need not be computed. False at first; without effect for results that are detections
+    batch_size : how many images it computes together unless the user gives a number
 
     Notes
     -----
@@ -111,6 +112,7 @@ class Predictor(Generic[R]):
         self.classes = classes
         self.reference = reference or input_size
         self.map_only = False
+        self.batch_size = 4 if network.on_gpu else 1
         self._warned = False
 
     def __repr__(self) -> str:
@@ -210,7 +212,7 @@ class Predictor(Generic[R]):
         ...     print(result)
         """
         if batch_size is None:
-            batch_size = self.network.batch_size
+            batch_size = self.batch_size
         if batch_size < 1:
             raise InputError(f"`batch_size={batch_size}`: must be at least 1")
         tiling = self.tiling

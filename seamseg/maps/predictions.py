@@ -228,11 +228,6 @@ class InferenceNetwork(ABC):
         """See the attributes."""
         return 1
 
-    @property
-    def batch_size(self) -> int:
-        """How many images it computes together unless the user gives a number."""
-        return 4 if self.on_gpu else 1
-
     @abstractmethod
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """Return the outputs, as arrays.

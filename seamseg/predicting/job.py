@@ -194,7 +194,7 @@ def predict_all(
             images = progress(images, reader.total, "predict")
         loop = _PredictionLoop(predictor, folder)
         with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
-            loop.run(images, batch_size or predictor.network.batch_size, threads, begin)
+            loop.run(images, batch_size or predictor.batch_size, threads, begin)
         names = folder.names
         good, redone = sum(names.values()), sum(name in earlier for name in names)
         line = (good, len(names) - good, loop.found, len(loop.several_frames), redone)

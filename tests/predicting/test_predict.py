@@ -14,6 +14,7 @@ from pycocotools import mask as coco_masks
 
 import seamseg
 from seamseg.inference.network import TorchNetwork
+from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.predicting import job
 from seamseg.predicting.folder import PredictSettings
@@ -192,7 +193,9 @@ def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkey
 
     def counting(settings, device):
         predictor = load(settings, device)
-        predictor.network.on_gpu, start = on_gpu, predictor.start
+        predictor.network.on_gpu = on_gpu
+        predictor = Predictor(predictor.network, predictor.metadata, predictor.input_size, predictor.thresholds)
+        start = predictor.start
         predictor.start = lambda images: sizes.append(len(images)) or start(images)
         return predictor
 

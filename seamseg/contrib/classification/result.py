@@ -92,7 +92,7 @@ class Classification(ImageResult):
 
     def draw(self, image: Drawable = None, **options: Any) -> Image.Image:
         """Write the most probable classes onto an image; None for the result's own, or a black image if it has none."""
-        rgb, _ = canvas(self.image if image is None else image, self.size, 1.0)
+        rgb, _ = canvas(self, image, 1.0)
         drawn = Image.fromarray(np.array(rgb))
         font = ImageFont.load_default(size=max(10, min(drawn.size) // 24))
         text = "\n".join(f"{share:4.0%} {short_name(name)}" for name, share in self.top())

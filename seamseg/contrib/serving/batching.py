@@ -28,7 +28,7 @@ class Batcher:
         self, predictor: Predictor, batch_size: int | None, on_batch: Callable[[int], None] = lambda size: None
     ) -> None:
         self._predictor = predictor
-        self._batch_size = batch_size or predictor.network.batch_size
+        self._batch_size = batch_size or predictor.batch_size
         self._on_batch = on_batch
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ class ResultEncoder:
 
     def _overlay(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         # the content of the file that `predict` writes
-        writer = OverlayWriter(Path(), self._predictor.metadata)
-        return Content(writer.encode(pixels_of(decode()), prediction, result), JPEG)
+        writer, buffer = OverlayWriter(Path(), self._predictor.metadata), BytesIO()
+        writer.encode(pixels_of(decode()), prediction, result, buffer)
+        return Content(buffer.getvalue(), JPEG)
 
     def _map(self, name: str, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         spec = self._predictor.map_formats[name]

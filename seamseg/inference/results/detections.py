@@ -221,9 +221,7 @@ class Detections(ImageResult, Sequence[Detection]):
         opacity : opacity of the masks, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        rgb, _ = canvas(
-            self.image if image is None else image, self.size, opacity
-        )  # masks on black keep their opacity: objects overlap
+        rgb, _ = canvas(self, image, opacity)  # masks on black keep their opacity: objects overlap
         shown = self if classes is None else self.only(classes)
         return Image.fromarray(draw_detections(rgb, list(shown), self.size, self.metadata.palette, labels, opacity))
 

@@ -158,7 +158,7 @@ class Panoptic(PanopticResult, ImageResult):
         outlined : draw a contour around each thing
         classes : names of the classes to draw; None for all
         """
-        rgb, opacity = canvas(self.image if image is None else image, self.size, opacity)
+        rgb, opacity = canvas(self, image, opacity)
         shown = self if classes is None else self.only(classes)
         names = self.metadata.categories
         return draw_overlay(rgb, shown, self.metadata.palette, names, labels, opacity, outlined)

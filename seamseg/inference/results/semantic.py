@@ -122,7 +122,7 @@ class SemanticMap(ImageResult):
         opacity : opacity of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        rgb, opacity = canvas(self.image if image is None else image, self.size, opacity)
+        rgb, opacity = canvas(self, image, opacity)
         shown = self if classes is None else self.only(classes)
         return draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity)
 

@@ -7,6 +7,7 @@ import colorsys
 import html
 from collections.abc import Collection, Sequence
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -61,17 +62,18 @@ def text_color(background: Sequence[int] | np.ndarray) -> tuple[int, int, int]:
     return (0, 0, 0) if 0.299 * r + 0.587 * g + 0.114 * b > 140 else (255, 255, 255)
 
 
-def canvas(image: np.ndarray | Image.Image | None, size: tuple[int, int], opacity: float) -> tuple[np.ndarray, float]:
-    """Return the uint8 pixels `H x W x 3` to draw on, and the opacity of the overlay.
+def canvas(result: Any, image: np.ndarray | Image.Image | None, opacity: float) -> tuple[np.ndarray, float]:
+    """Return the uint8 pixels `H x W x 3` to draw a result on, and the opacity of the overlay.
 
-    Without an image the pixels are black, of `size`, and fully covered. InputError if the opacity is not between 0 and
-    1, or the image is not RGB.
+    The pixels of `image`, or else of the result's own image; without both they are black, and fully covered.
+    InputError if the opacity is not between 0 and 1, or the image is not RGB.
     """
     if not 0 <= opacity <= 1:
         raise InputError(f"opacity must be between 0 and 1, not {opacity}")
-    if image is None:
-        return np.zeros((*size, 3), np.uint8), 1.0
-    rgb = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+    given = result.image if image is None else image
+    if given is None:
+        return np.zeros((*result.size, 3), np.uint8), 1.0
+    rgb = np.asarray(given.convert("RGB") if isinstance(given, Image.Image) else given)
     if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
         raise InputError(f"an image to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
     return rgb, opacity

@@ -130,18 +130,13 @@ class ImageFormat(OutputFormat[R]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> None:
         """Draw and write the image."""
-        image = self.image(rgb, prediction, result)
         with replacing(self.paths(source)[0]) as temporary:
             # not through memory: only where it writes to a file Pillow releases the lock of Python
-            self._save(image, temporary)
+            self.encode(rgb, prediction, result, temporary)
 
-    def encode(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> bytes:
-        """Draw the image and return the content of its file."""
-        buffer = BytesIO()
-        self._save(self.image(rgb, prediction, result), buffer)
-        return buffer.getvalue()
-
-    def _save(self, image: Image.Image, target: Path | BytesIO) -> None:
+    def encode(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R, target: Path | BytesIO) -> None:
+        """Draw the image and write the content of its file."""
+        image = self.image(rgb, prediction, result)
         if self.ending.endswith(".jpg"):
             check_sides(image.size, "JPEG")
             image.save(target, "JPEG", **self.encoding)
