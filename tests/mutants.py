@@ -52,9 +52,8 @@ TESTS = {
     "seamseg/maps/formats/cityscapes/labels.py": "tests/maps/prepare/test_cityscapes.py "
     "tests/contrib/foreign/test_class_lists.py",
     "seamseg/maps/pasting.py": "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
-    "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py "
-    "tests/inference/test_fiftyone.py",
-    "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py tests/inference/test_fiftyone.py",
+    "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py",
+    "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py",
     "seamseg/inference/tiling.py": "tests/inference/test_tiles.py tests/inference/test_device_memory.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py tests/ops/test_nms.py",
     "seamseg/ops/labels.py": "tests/ops/test_labels.py tests/ops/test_contract.py::test_dispatch[extract_boxes-few] "

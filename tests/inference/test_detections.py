@@ -147,10 +147,6 @@ def test_overlay(result):
     only = np.asarray(result.draw(black, classes="bus", labels=False))
     assert not only[..., 0].any()
     assert np.asarray(result.draw(black, labels=False, opacity=0))[20, 35].tolist() == [0, 0, 0]
-    with pytest.raises(InputError, match="opacity must be between 0 and 1"):
-        result.draw(black, opacity=2)
-    with pytest.raises(InputError, match="H x W x 3 uint8"):
-        result.draw(black[..., 0])
     # an image of another size
     large = np.asarray(result.draw(np.zeros((120, 180, 3), np.uint8), labels=False))
     assert (large[40, 70].tolist(), large[30, 70].tolist()) == ([125, 0, 0], [250, 0, 0])
@@ -167,5 +163,3 @@ def test_the_photo_is_kept_and_anonymised(result):
     assert not changed[50:, 50:].any()
     boxes = np.asarray(kept.with_image(photo, prediction(masks=False)).anonymize("car"))
     assert (np.asarray(photo)[40:58, 80:88] != boxes[40:58, 80:88]).any(), "without masks the whole box"
-    with pytest.raises(InputError, match="no image to anonymise"):
-        result.anonymize("bus")

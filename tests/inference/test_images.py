@@ -43,7 +43,6 @@ def test_the_same_photo(photo):
     [
         (np.zeros((4, 5, 3)), "H x W x 3 uint8 RGB, this one is (4, 5, 3) float64"),
         (np.zeros((3, 4, 5), np.uint8), "this one is (3, 4, 5) uint8"),
-        (np.zeros((4, 5, 4), np.uint8), "H x W x 3"),
         (torch.zeros(4, 5, 3), "3 x H x W"),
         (torch.zeros(3, 4, 5, dtype=torch.int64), "torch.int64"),
         (torch.full((3, 4, 5), 200.0), "0 to 1, not normalised, this one has 200 to 200"),

@@ -1,10 +1,13 @@
-"""Results: properties, drawing, saving, loading and pickling."""
+"""Results: properties, drawing, saving, loading and pickling; names of classes; labels of other libraries."""
 
+import importlib
 import json
+import os
 import pickle
 import sys
 from dataclasses import replace
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +15,13 @@ from PIL import Image
 from pycocotools import mask
 from support.onnx_scenes import CLASSES
 
+from seamseg.inference.results.base import choose_classes
+from seamseg.inference.results.detections import Detection, Detections
 from seamseg.inference.results.panoptic import Panoptic
+from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.formats.id_png import read_id_png
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
@@ -208,3 +215,123 @@ def test_supervision(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(SeamsegError, match=r"needs supervision .*: pip install 'seamseg\[supervision\]'"):
         result.to_supervision()
+
+
+# --- Labels of FiftyOne: the package takes half a gigabyte and brings a database, so a stand-in with the documented
+# arguments of its labels is used; with SEAMSEG_REAL_FIFTYONE=1, and the package installed, the package itself
+
+
+def detection_of(*, label, bounding_box, confidence, mask):
+    assert isinstance(label, str)
+    assert [type(v) for v in bounding_box] == [float] * 4
+    assert confidence is None or type(confidence) is float
+    assert mask is None or (mask.ndim == 2 and mask.dtype == bool)
+    return SimpleNamespace(label=label, bounding_box=bounding_box, confidence=confidence, mask=mask)
+
+
+STAND_IN = SimpleNamespace(
+    Detection=detection_of, Detections=lambda *, detections: SimpleNamespace(detections=detections),
+    Segmentation=lambda *, mask: SimpleNamespace(mask=mask),
+)  # fmt: skip
+
+
+@pytest.fixture
+def library(monkeypatch):
+    if os.environ.get("SEAMSEG_REAL_FIFTYONE"):
+        importlib.import_module("fiftyone")
+    else:
+        monkeypatch.setitem(sys.modules, "fiftyone", STAND_IN)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_panoptic_map_in_fiftyone():
+    ids = np.zeros((40, 80), np.int32)
+    ids[20:] = 1
+    ids[10:30, 20:40] = 2
+    ids[12, 20] = 0
+    ids[:5, :30] = 4
+    kinds = [(1, 0, None, False), (2, 3, 0.875, False), (4, 2, None, True), (9, 3, 0.5, False)]
+    segments = [Segment(i, c, c > 1, score, int((ids == i).sum()), (0, 0, 1, 1), crowd) for i, c, score, crowd in kinds]
+    result = Panoptic.of_map(PanopticResult(ids, segments), CLASSES)
+    labels = result.to_fiftyone()
+    assert list(labels) == ["segmentation", "detections"]
+    assert labels["segmentation"].mask.dtype == np.uint8
+    np.testing.assert_array_equal(labels["segmentation"].mask, np.select([ids == k for k in (1, 2, 4)], [1, 4, 3]))
+    # neither crowds nor things without a pixel
+    (car,) = labels["detections"].detections
+    assert (car.label, car.confidence) == ("car", 0.875)
+    assert car.bounding_box == [20 / 80, 10 / 40, 20 / 80, 20 / 40]
+    np.testing.assert_array_equal(car.mask, ids[10:30, 20:40] == 2)
+
+
+def test_class_maps_in_fiftyone(library, monkeypatch):
+    found = SemanticMap(np.array([[0, 3, VOID]], np.uint8), metadata=CLASSES)
+    assert found.to_fiftyone()["segmentation"].mask.tolist() == [[1, 4, 0]]
+    monkeypatch.setitem(sys.modules, "fiftyone", None)
+    with pytest.raises(SeamsegError, match=r"to_fiftyone\(\) needs fiftyone .*: pip install fiftyone"):
+        found.to_fiftyone()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("masks", [True, False])
+def test_detections_in_fiftyone(masks):
+    crop = np.zeros((6, 8), bool)
+    crop[1:5, 2:8] = True
+    crop[1, 2] = False
+    objects = [
+        Detection("car", 3, 0.75, (9.5, 19.25, 16.0, 28.0), (40, 80), crop if masks else None, (10, 20)),
+        Detection("person", 2, 0.5, (0.0, 0.0, 4.0, 8.0), (40, 80), np.zeros((2, 2), bool) if masks else None),
+    ]
+    (label,) = Detections(objects, (40, 80), masks, metadata=CLASSES).to_fiftyone().values()
+    car, person = label.detections
+    assert [(d.label, d.confidence) for d in (car, person)] == [("car", 0.75), ("person", 0.5)]
+    assert person.mask is None
+    assert person.bounding_box == [0.0, 0.0, 0.1, 0.1]
+    whole = [19.25 / 80, 9.5 / 40, 8.75 / 80, 6.5 / 40]
+    assert car.bounding_box == ([22 / 80, 11 / 40, 6 / 80, 4 / 40] if masks else whole)
+    np.testing.assert_array_equal(car.mask, crop[1:5, 2:8] if masks else None)
+
+
+# --- Classes by name: spelling, parts of Vistas' names, suggestions
+
+
+def classes_of(*names):
+    return Metadata(0, len(names), list(names), [(0, 0, 0)] * len(names), list(range(len(names))))
+
+
+STREET = classes_of("road", "traffic light", "person", "rider", "car")
+VISTAS = classes_of("human--person", "human--rider--bicyclist", "human--rider--motorcyclist", "object--vehicle--car")
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "expected"),
+    [
+        (["Car", "traffic_light", "car"], STREET, [1, 4]),
+        (" traffic-light ,", STREET, [1]),
+        ("person", VISTAS, [0]),
+        ("rider,car", VISTAS, [1, 2, 3]),
+        ("human", VISTAS, [0, 1, 2]),
+        ("object--vehicle--car", VISTAS, [3]),
+    ],
+)
+def test_names(names, classes, expected):
+    assert choose_classes(names, classes) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "message"),
+    [
+        ("persn", STREET, "no class 'persn'; did you mean person"),
+        ("bicylist", VISTAS, "did you mean bicyclist"),
+        ("Bicylist", VISTAS, "did you mean bicyclist"),
+        ("cra", STREET, "did you mean car? its classes are road, traffic light, person, rider, car"),
+        ("x", classes_of(*(f"c{k}" for k in range(46))), "c18, c19 and 26 more"),
+        ("human--car", VISTAS, "no class 'human--car'"),
+        ("", STREET, "no class is given"),
+    ],
+)
+def test_unknown_names(names, classes, message):
+    with pytest.raises(InputError, match=r"^`hide`: ") as raised:
+        choose_classes(names, classes, "hide")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -15,32 +15,14 @@ from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 
 
-def test_threads_of_huge_photos_hold_one_each(tmp_path, monkeypatch):
+def test_threads_of_huge_photos_hold_one_each_and_larger_ones_are_decoded_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "READ_AHEAD_BYTES", 1)
     for name in "abcde":
-        Image.new("RGB", (100, 100)).save(tmp_path / f"{name}.png")
-    opened, received = [], []
+        Image.new("RGB", (51 if name == "c" else 50, 50)).save(tmp_path / f"{name}.png")
+    opened, running, threads = [], [], {}
 
     def open_(self):
         opened.append(self.name)
-        return open_image(self.path)
-
-    monkeypatch.setattr(Source, "open", open_)
-    images = ImageReader(find_sources(tmp_path), InputSize(), True, {})
-    for source, _, _ in images.read(2):
-        received.append(source.name)
-        time.sleep(0.2)
-        assert len(opened) - len(received) <= 2
-    assert sorted(received) == list("abcde")
-
-
-def test_a_large_image_is_decoded_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "ALONE_PIXELS", 50 * 50)
-    for name in "abcde":
-        Image.new("RGB", (51 if name == "c" else 50, 50)).save(tmp_path / f"{name}.png")
-    running, threads = [], {}
-
-    def open_(self):
         running.append(self.name)
         threads[self.name] = threading.current_thread(), list(running)
         time.sleep(0.1)
@@ -48,7 +30,14 @@ def test_a_large_image_is_decoded_alone(tmp_path, monkeypatch):
         return open_image(self.path)
 
     monkeypatch.setattr(Source, "open", open_)
-    images = ImageReader(find_sources(tmp_path), InputSize(), True, {})
+    images, received = ImageReader(find_sources(tmp_path), InputSize(), True, {}), []
+    for source, _, _ in images.read(2):
+        received.append(source.name)
+        time.sleep(0.2)
+        assert len(opened) - len(received) <= 2
+    assert received == list("abcde")
+    assert threading.main_thread() not in [thread for thread, _ in threads.values()]
+    monkeypatch.setattr(job, "ALONE_PIXELS", 50 * 50)
     assert [source.name for source, _, _ in images.read(2)] == list("abcde")
     assert threads["c"] == (threading.main_thread(), ["c"])
     assert threading.main_thread() not in [thread for name, (thread, _) in threads.items() if name != "c"]

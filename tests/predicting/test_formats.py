@@ -1,4 +1,4 @@
-"""Prediction with networks for detection and instance segmentation: formats, options, and what is refused."""
+"""Prediction with networks for detection, instance and semantic segmentation: formats, options, what is refused."""
 
 import json
 
@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pycocotools import mask as coco_masks
 from support.micro import narrow_body
-from support.small_models import save_snapshot
+from support.small_models import SEMANTIC_CLASSES, save_snapshot
 
 import seamseg
+from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, load_config
 from seamseg.inference.results.detections import Detections
-from seamseg.maps.formats.metadata import metadata_header, read_metadata
+from seamseg.maps.formats.metadata import metadata_header, read_metadata, write_metadata
+from seamseg.maps.formats.vistas import published_classes
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.models.build import build_network
+from seamseg.utils.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -127,7 +131,6 @@ def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
             "csv, json, overlay, overlay-legacy, raw",
         ),
         ("detection", ("--min-area", "3"), "--min-area has no effect: the model is of kind detection"),
-        ("detection", ("--anonymize", "car", "--format", "overlay-legacy"), "shows what --anonymize hides"),
     ],
 )
 def test_refusals(models, photos, tmp_path, refused, trained, words, message):
@@ -152,3 +155,67 @@ def test_the_originals_script(models, micro, micro_config, photos, tmp_path, sea
     assert seamseg_main(*argv, *CPU) == 0
     raw = torch.load(tmp_path / "raw" / "a" / "b" / "tall.pth.tar", weights_only=True)
     assert raw["msk_pred"].shape[1:] == (28, 28)
+
+
+# --- Semantic networks, and the published network's own file
+
+
+@pytest.fixture
+def noise(tmp_path):
+    rng = np.random.default_rng(1)
+    for name, size in (("a.jpg", (48, 80)), ("b.png", (90, 70))):
+        Image.fromarray(rng.integers(0, 255, (*size, 3), np.uint8)).save(tmp_path / name)
+    return tmp_path
+
+
+def test_semantic_formats(semantic_model, noise, seamseg_main):
+    out = noise / "out"
+    words = ("--format", "labels,probabilities,overlay,json", "--tta", "flip", *CPU)
+    assert seamseg_main("predict", semantic_model, noise, out, *words) == 0
+    result = seamseg.load(semantic_model, "cpu", tta="flip", probabilities=True).predict(noise / "a.jpg")
+    labels, probabilities = Image.open(out / "a.png"), Image.open(out / "a_prob.png")
+    assert labels.mode == "P"
+    assert np.array_equal(np.asarray(labels), result.classes)
+    assert np.array_equal(
+        np.asarray(labels.convert("RGB")), np.array(SEMANTIC_CLASSES.palette, np.uint8)[result.classes]
+    )
+    assert labels.getpalette()[9:768] == [0] * 759, "black after the last class"
+    assert np.array_equal(np.asarray(probabilities), result.probability)
+    assert Image.open(out / "b.jpg").size == Image.open(out / "b.png").size == (70, 90)
+    for segment in json.loads((out / "json" / "a.json").read_text())["segments"]:
+        assert np.array_equal(coco_masks.decode(segment["segmentation"]), result.classes == segment["category_id"])
+    lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert {"sky", "road", "human--person"} >= set(lines[1]["segments"])
+
+
+def test_greyscale(semantic_model, noise, seamseg_main, refused):
+    words = ("predict", semantic_model, noise / "a.jpg", noise / "out", "--device", "cpu", "--format")
+    assert "labels and ids would both write NAME.png" in refused(*words, "labels,ids")
+    assert not (noise / "out").exists()
+    assert seamseg_main(*words, "ids", "--classes", "road") == 0
+    image = Image.open(noise / "out" / "a.png")
+    assert image.mode == "L"
+    assert set(np.unique(np.asarray(image))) <= {1, 255}
+
+
+def published(path):
+    state = {
+        "body": {"mod7.block1.convs.conv3.weight": torch.zeros(1)},
+        "head": {"red_conv.weight": torch.zeros(1)},
+        "cls": {"weight": torch.zeros(65, 256, 1, 1), "bias": torch.zeros(65)},
+    }
+    torch.save({"state_dict": state}, path)
+    return path
+
+
+def test_published_file(tmp_path):
+    model = open_model(published(tmp_path / "wide_resnet38_deeplab_vistas.pth.tar"))
+    assert model.config.kind == "semantic"
+    assert model.config.body.body == "wider_resnet38_a2"
+    assert model.config.dataloader.longest_size == 2048
+    assert model.metadata == published_classes()
+    assert model.metadata.categories[13] == "construction--flat--road"
+    assert model.metadata.palette[:3] == [(165, 42, 42), (0, 192, 0), (196, 196, 196)]
+    write_metadata(tmp_path / "metadata.bin", SEMANTIC_CLASSES)
+    with pytest.raises(InputError, match="trained on 65 classes, the metadata lists 3"):
+        open_model(published(tmp_path / "more.pth.tar"), meta=tmp_path)
