@@ -7,7 +7,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 
@@ -29,11 +28,13 @@ from seamseg.config.kinds import PANOPTIC, SEAMLESS, WHOLE
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.maps.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.maps.formats.vistas import published_classes
-from seamseg.models.build import build_network
-from seamseg.models.network import Network
 from seamseg.utils.errors import InputError, lacks_memory, one_line
 from seamseg.utils.files import decode_text, read_bytes, read_text
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
+
+_VISTAS_EXPERIMENT = "vistas_wrn38"
+"""Experiment of the published semantic network of Mapillary Vistas, whose file holds no configuration."""
+_LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,7 @@ def open_model(
     configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
     suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _find(path)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -81,9 +80,7 @@ def open_model(
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
-    found = _find(path)
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    found = _with_published_classes(found, snapshot)
+    found, snapshot = _find(path)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -100,8 +97,8 @@ def weights_file(path: Path) -> tuple[Path | IO[bytes], str]:
     return (path, str(path)) if found is None else (found.file, found.source)
 
 
-def _find(path: str | Path) -> _Parts:
-    """Find the weights, the configuration and the classes of a model."""
+def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
+    """Find the configuration and the classes of a model, and read its weights."""
     path = local_model(path)
     if path.suffix == WEIGHTS_ENDING or path.is_dir():
         weights = snapshot_in(path)
@@ -114,24 +111,18 @@ def _find(path: str | Path) -> _Parts:
             content = read_statement(stated)
             classes = metadata_of(content, str(stated))
         text = read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None
-        return _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
-    return _from_zip(path) or _Parts(path, str(path), None, None, str(path))
-
-
-_VISTAS_EXPERIMENT = "vistas_wrn38"
-"""Experiment of the published semantic network of Mapillary Vistas, whose file holds no configuration."""
-_LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
-
-
-def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
-    """Add the packaged configuration and classes to the published semantic network, recognised by its layers."""
+        found = _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
+    else:
+        found = _from_zip(path) or _Parts(path, str(path), None, None, str(path))
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    # the published semantic network has a head, the published classes and layers, and no configuration
     state = snapshot.state_dict
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
-    if not recognised or "head" not in state or snapshot.config.strip() or found.config_text is not None:
-        return found
-    text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
-    return replace(found, config_text=text, metadata=found.metadata or published_classes())
+    if recognised and "head" in state and not snapshot.config.strip() and found.config_text is None:
+        text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
+        found = replace(found, config_text=text, metadata=found.metadata or published_classes())
+    return found, snapshot
 
 
 @dataclass(frozen=True)
@@ -142,12 +133,6 @@ class _Parts:
     metadata: Metadata | None
     name: str
     licence: str = ""
-
-
-def load_network(model: ModelFile) -> tuple[Network, LoadReport]:
-    """Build the network of a model and load its weights; InputError if they do not fit."""
-    build = partial(build_network, model.config, model.metadata.num_stuff, model.metadata.num_thing)
-    return load_built(build, model.snapshot, model.name)
 
 
 Net = TypeVar("Net", bound=nn.Module)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from seamseg.config import components
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import near_files, packaged
-from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network, layout_of
+from seamseg.config.kinds import KINDS, OTHER_KINDS, PANOPTIC, SEAMLESS, layout_of
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.extensions import RECIPES
@@ -96,7 +96,8 @@ def config_from_string(
         raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
     given, sources = _merged([*layers, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC)
 
-    network = kind_of_network(given["general"]["kind"], given["general"].get("network", SEAMLESS))
+    kinds = KINDS if given["general"].get("network", SEAMLESS) == SEAMLESS else OTHER_KINDS
+    network = kinds[given["general"]["kind"]]
     unused = [name for name in sources if name[0] in SECTIONS and not network.uses(*name)]
     ignored = {(section, key): given[section].pop(key) for section, key in unused if key in given[section]}
     texts = _with_defaults(given)
@@ -204,7 +205,7 @@ def _with_defaults(given: _Texts) -> _Texts:
     for section, values in given.items():
         texts.setdefault(section, {}).update(values)
     try:
-        params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
+        params = parse_value(texts["body"]["body_params"], (dict[str, Any], False), {})
     except ValueProblem:
         params = {}  # an error when the section is read
     if layout := layout_of(texts["body"]["body"], params):
@@ -299,7 +300,7 @@ def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
     if text is None or not set(KINDS[asked].losses) <= set(KINDS[own].losses):
         return
     with suppress(ValueProblem):  # an error when the section is read
-        weights = parse_value(text, tuple[float, ...], {})
+        weights = parse_value(text, (tuple[float, ...], False), {})
         if len(weights) == len(KINDS[own].losses) > len(KINDS[asked].losses):
             named = dict(zip(KINDS[own].losses, weights))
             texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
@@ -312,11 +313,11 @@ def _check_ignored(section: str, key: str, text: str, texts: _Texts, source: str
     """
     cls = SECTIONS[section]
     spec = next(spec for spec in fields(cls) if spec.name == key)
-    kinds = [layer.given["general"]["kind"] for layer in layers if "kind" in layer.given.get("general", {})]
-    network = layers[-1].given.get("general", {}).get("network", SEAMLESS)
+    stated = [layer.given["general"]["kind"] for layer in layers if "kind" in layer.given.get("general", {})]
+    kinds = KINDS if layers[-1].given.get("general", {}).get("network", SEAMLESS) == SEAMLESS else OTHER_KINDS
     meant = source == _OVERRIDES
-    if source == layers[-1].source and (kinds or spec.metadata["ours"]):
-        meant = not kind_of_network(kinds[-1] if kinds else PANOPTIC, network).uses(section, key)
+    if source == layers[-1].source and (stated or spec.metadata["ours"]):
+        meant = not kinds[stated[-1] if stated else PANOPTIC].uses(section, key)
     default = texts[section][key]
     differs = spec.metadata["component"] is not None or (
         _parsed(cls, section, spec, text, source) != _parsed(cls, section, spec, default, source)
@@ -375,6 +376,24 @@ def _typed(texts: _Texts, sources: dict[tuple[str, str], str], source: str, stri
     return config
 
 
+def check(config: Config, source: str) -> None:
+    """Raise InputError, prefixed by `source`, if keys contradict each other."""
+    fpn, layout = config.fpn, layout_of(config.body.body, config.body.body_params)
+    # without a layout, an exported network with a custom body
+    known = fpn.inputs if layout is None else config.body.out_channels or layout.out_strides
+    if unknown := [module for module in fpn.inputs if module not in known]:
+        raise InputError(f"{source}: [fpn] inputs names {unknown[0]!r:.80}, which is not in [body] out_channels")
+    given, levels = len(fpn.out_strides), len(fpn.inputs) + fpn.extra_scales
+    if given != levels:
+        made = f"inputs and extra_scales make {levels} levels"
+        raise InputError(f"{source}: [fpn] out_strides has {given} values, {made}")
+    for name in (part.removesuffix("_head") for part in config.parts_of_kind.modules if part.endswith("_head")):
+        section = getattr(config, name)
+        last = section.fpn_min_level + section.fpn_levels
+        if last > levels:
+            raise InputError(f"{source}: [{name}] fpn_min_level + fpn_levels = {last}, the pyramid has {levels} levels")
+
+
 def _chosen(texts: _Texts, kind: str) -> str | None:
     """Return the component of a kind that a key names, without an argument; None for kinds that sections add."""
     section, _, key = components.KINDS[kind].key.partition(".")
@@ -421,24 +440,6 @@ def _texts_of(keys: Any) -> dict[str, str]:
     if isinstance(keys, NotLoaded):
         return dict(keys.texts)
     return {spec.name: format_value(getattr(keys, spec.name)) for spec in fields(keys)}
-
-
-def check(config: Config, source: str) -> None:
-    """Raise InputError, prefixed by `source`, if keys contradict each other."""
-    fpn, layout = config.fpn, layout_of(config.body.body, config.body.body_params)
-    # without a layout, an exported network with a custom body
-    known = fpn.inputs if layout is None else config.body.out_channels or layout.out_strides
-    if unknown := [module for module in fpn.inputs if module not in known]:
-        raise InputError(f"{source}: [fpn] inputs names {unknown[0]!r:.80}, which is not in [body] out_channels")
-    given, levels = len(fpn.out_strides), len(fpn.inputs) + fpn.extra_scales
-    if given != levels:
-        made = f"inputs and extra_scales make {levels} levels"
-        raise InputError(f"{source}: [fpn] out_strides has {given} values, {made}")
-    for name in (part.removesuffix("_head") for part in config.parts_of_kind.modules if part.endswith("_head")):
-        section = getattr(config, name)
-        last = section.fpn_min_level + section.fpn_levels
-        if last > levels:
-            raise InputError(f"{source}: [{name}] fpn_min_level + fpn_levels = {last}, the pyramid has {levels} levels")
 
 
 def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ from seamseg.config import components
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
-from seamseg.config.values import format_value, hints_of, name_of, split_optional
+from seamseg.config.values import format_value, hints_of, name_of
 
 _HEAD = """# Configuration keys
 
@@ -66,8 +66,8 @@ def _users(section: str, *keys: str) -> str:
     return ", ".join(users) if len(users) < len(KINDS) else ""
 
 
-def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
-    kind, optional = split_optional(annotation)
+def _value(hint: tuple[typing.Any, bool], spec: Field[typing.Any]) -> str:
+    kind, optional = hint
     words = name_of(kind)
     if spec.metadata["choices"]:
         words = ", ".join(f"`{choice}`" for choice in spec.metadata["choices"])

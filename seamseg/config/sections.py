@@ -12,7 +12,7 @@ from typing import Any
 
 from seamseg.config import components
 from seamseg.config.components import Component, NoKeys, NotLoaded, Record
-from seamseg.config.kinds import BODIES, KINDS, SEAMLESS, Kind, kind_of_network
+from seamseg.config.kinds import BODIES, KINDS, OTHER_KINDS, SEAMLESS, Kind
 
 CHANNELS = 16_384
 """Largest number of channels of a layer."""
@@ -431,7 +431,7 @@ class Config:
     @property
     def parts_of_kind(self) -> Kind:
         """Modules, losses and keys of the network."""
-        return kind_of_network(self.kind, self.general.network)
+        return (KINDS if self.general.network == SEAMLESS else OTHER_KINDS)[self.kind]
 
     def components(self, kind: str | None = None) -> Iterator[tuple[Component, Any]]:
         """Yield the components, of a kind or of all, that the sections of the configuration add, each with its keys."""
@@ -453,11 +453,6 @@ class Config:
     def records(self) -> tuple[Record, ...]:
         """Return what a snapshot states about custom components."""
         return tuple(Record.of(component) for component, _ in self.components() if not component.built_in)
-
-    @property
-    def not_loaded(self) -> list[str]:
-        """Sections of components that were not imported."""
-        return [section for section, keys in self.parts.items() if isinstance(keys, NotLoaded)]
 
 
 SECTIONS: dict[str, type] = {

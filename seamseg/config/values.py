@@ -26,14 +26,14 @@ class ValueProblem(ValueError):
     """The text is not a valid value of the key; the message contains what was expected."""
 
 
-def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
-    """Parse a text as the resolved type of a key: bool, int, float, str, or a tuple, list or dict of them, or `| None`.
+def parse_value(text: str, hint: tuple[Any, bool], limits: Mapping[str, Any]) -> Any:
+    """Parse a text as a type of a key, see :func:`hints_of`: bool, int, float, str, or a tuple, list or dict of them.
 
     `limits` has `choices`, `minimum`, `maximum` (both included), `above` (not included) and `most`, the largest number
     of values; each may be missing. Raises ValueProblem.
     """
     text = text.strip()
-    kind, optional = split_optional(annotation)
+    kind, optional = hint
     if optional and text in ("", "None"):
         return None
     if text == "" and kind is not str:
@@ -59,6 +59,15 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     return value
 
 
+def _check_range(number: float, limits: Mapping[str, Any]) -> None:
+    low, high, above = (limits.get(name) for name in ("minimum", "maximum", "above"))
+    if above is not None and number <= above:
+        raise ValueProblem(f"expected more than {above}")
+    if (low is not None and number < low) or (high is not None and number > high):
+        between = f"a value from {low} to {high}" if None not in (low, high) else f"at least {low}"
+        raise ValueProblem(f"expected {f'at most {high}' if low is None else between}")
+
+
 def format_value(value: Any) -> str:
     """Format a value as text, the inverse of :func:`parse_value`."""
     if value is None:
@@ -69,9 +78,14 @@ def format_value(value: Any) -> str:
 
 
 @cache
-def hints_of(keys: type) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass by name, without text annotations."""
-    return typing.get_type_hints(keys)
+def hints_of(keys: type) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field of a dataclass, without `| None`, and whether it was optional."""
+    found = {}
+    for name, hint in typing.get_type_hints(keys).items():
+        optional = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] if optional else [hint]
+        found[name] = kinds[0], optional
+    return found
 
 
 def declaration_problem(spec: Field[Any], keys: type) -> str | None:
@@ -86,15 +100,7 @@ def declaration_problem(spec: Field[Any], keys: type) -> str | None:
         types_of = "bool, int, float, str, or a tuple, list or dict of numbers or texts"
         return f"{type(error).__name__}: {error}; a key is {types_of}, not {spec.type}"
     same = value == spec.default or (value is None and spec.default == "")
-    wanted = expected(split_optional(hints_of(keys)[spec.name])[0])
-    return None if same else f"its default {spec.default!r:.80} is not {wanted}"
-
-
-def split_optional(annotation: Any) -> tuple[Any, bool]:
-    """Return the type without `| None`, and whether it was optional."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return next(a for a in typing.get_args(annotation) if a is not types.NoneType), True
-    return annotation, False
+    return None if same else f"its default {spec.default!r:.80} is not {expected(hints_of(keys)[spec.name][0])}"
 
 
 def name_of(kind: Any) -> str:
@@ -136,12 +142,3 @@ def _read(value: Any, kind: Any, whole: Any) -> Any:
             raise ValueProblem(f"is empty, expected {expected(whole)}")
         return origin(_read(item, items[0], whole) for item in value)
     raise ValueProblem(f"expected {expected(whole)}")
-
-
-def _check_range(number: float, limits: Mapping[str, Any]) -> None:
-    low, high, above = (limits.get(name) for name in ("minimum", "maximum", "above"))
-    if above is not None and number <= above:
-        raise ValueProblem(f"expected more than {above}")
-    if (low is not None and number < low) or (high is not None and number > high):
-        between = f"a value from {low} to {high}" if None not in (low, high) else f"at least {low}"
-        raise ValueProblem(f"expected {f'at most {high}' if low is None else between}")

@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from seamseg.checkpoints.bundle import ModelFile, kind_of, load_network
+from seamseg.checkpoints.bundle import ModelFile, kind_of, load_built
+from seamseg.config.components import NotLoaded
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.fusion import copy_to_host, download
@@ -19,6 +20,7 @@ from seamseg.inference.acceleration import CompiledDense, CudaGraphCache
 from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
+from seamseg.models.build import build_network
 from seamseg.models.custom import predicted_maps
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.network import Network, PaddedPredictions
@@ -200,15 +202,16 @@ class TrainedModel:
         opened, device = self._opened, self._device
         if options.cuda_graphs and device.type != "cuda":
             raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
-        net, report = load_network(opened)
+        build = partial(build_network, opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
+        net, report = load_built(build, opened.snapshot, opened.name)
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std, device)
         if is_main_process():
             # components of the training that are not imported, or have changed since
             records = {f"{record.kind} {record.name}": record for record in opened.snapshot.components}
             lines = [record.change for record in records.values()]
-            for section in self.config.not_loaded:
-                if section.startswith("head "):
+            for section, keys in self.config.parts.items():
+                if isinstance(keys, NotLoaded) and section.startswith("head "):
                     # a folder of convert-model has no records
                     plain = f"{section} is not imported: name its file with `components=FILE`"
                     lines.append(records[section].missing if section in records else plain)

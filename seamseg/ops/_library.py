@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from seamseg.utils.native import disabled_reason, find, load_failure, uncovered_gpus, warn_missing
+from seamseg.utils.native import DISABLED, find, load_failure, uncovered_gpus, warn_missing
 
 # a fragment: the C++ library is the one that may own the namespace
 _library = torch.library.Library("seamseg", "FRAGMENT")
@@ -127,8 +127,8 @@ def kernels() -> dict[str, str]:
 
 def _load_kernels() -> None:
     """Load the kernels that were built; warn once about those that are missing."""
-    if unwanted := disabled_reason():
-        _kernels.update(CPU=unwanted, GPU=unwanted)
+    if DISABLED:
+        _kernels.update(CPU=DISABLED, GPU=DISABLED)
         return
     _load("_C", "CPU")
     if torch.version.cuda is None:

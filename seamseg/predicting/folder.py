@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -329,7 +329,7 @@ def make_writers(
         if name in maps:
             writer: OutputFormat[Any] = MapWriter(out, metadata, name, maps[name])
         elif (component := next(of_kind, None)) is not None:
-            with named_errors(component.section, component.module):
+            with nullcontext() if component.built_in else named_errors(component.section, component.module):
                 writer = component.make(out, metadata, keys_of("format", name, overrides))
         else:
             known = dict.fromkeys((*formats_of(kind), *maps))

@@ -35,7 +35,7 @@ from seamseg.utils.distributed import (
     raised_by_all,
 )
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, describe_error, is_of_item, one_line
-from seamseg.utils.files import lock_file, make_folder, refuse_url
+from seamseg.utils.files import lock_file, refuse_url
 from seamseg.utils.limits import ALONE_PIXELS
 from seamseg.utils.output import console, echo
 from seamseg.utils.parallel import BackgroundWriter, share_cores, threaded_map
@@ -177,7 +177,6 @@ def predict_all(
         with raised_by_all(world, group):
             if world.rank == 0:
                 try:
-                    make_folder(folder.out)
                     other = (
                         "another `seamseg predict` is writing to this folder: wait until it ends, or choose another "
                         "folder (for more processes in one run use torchrun)"

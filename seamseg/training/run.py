@@ -108,7 +108,6 @@ def _opened(options: TrainingOptions, setup: Setup) -> Iterator[tuple[World, Run
         fresh = world.rank == 0 and not folder.path.exists()
         with raised_by_all(world):
             if world.rank == 0:
-                make_folder(folder.path)
                 stack.enter_context(
                     lock_file(folder.path / LOCK_NAME, "wait until that training ends, or choose another folder")
                 )

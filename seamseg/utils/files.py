@@ -36,7 +36,7 @@ def refuse_url(text: str | Path, where: str = "") -> None:
 
 @contextmanager
 def lock_file(path: Path, advice: str) -> Iterator[None]:
-    """Hold a lock file for a `with` block; it is removed at the end.
+    """Hold a lock file for a `with` block, in a folder that is made if it is missing; the file is removed at the end.
 
     The lock ends with the process, also by SIGKILL. InputError, which ends with `advice`, if another process holds it.
     """
@@ -44,11 +44,12 @@ def lock_file(path: Path, advice: str) -> Iterator[None]:
 
     lock = FileLock(path, timeout=0)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise InputError(f"{path.parent}: in use by another process; {advice}") from None
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise cannot_write(error.filename or path, error) from error
     try:
         yield
     finally:

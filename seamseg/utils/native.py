@@ -20,6 +20,8 @@ _SOURCES = _PACKAGE.parent / "csrc"
 SCHEMAS = "seamseg/ops/schemas.inc"
 """Schemas of the operators, compiled into the library for the CPU; in the folder of the sources."""
 SWITCH = "SEAMSEG_PLAIN_OPS"
+DISABLED = f"switched off by {SWITCH}" if os.environ.get(SWITCH, "0") not in ("", "0") else None
+"""Why compiled libraries are not to be loaded; None if they are."""
 REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 """The command that compiles all libraries again, in the folder of the sources."""
 COMPILER_FAILED = "the compiler failed: "
@@ -34,11 +36,6 @@ def digest(csrc: Path) -> str:
     for path in sorted(path for path in csrc.rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu")):
         total.update(path.relative_to(csrc).as_posix().encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
-
-
-def disabled_reason() -> str | None:
-    """Return why compiled libraries are not to be loaded, None if they are."""
-    return f"switched off by {SWITCH}" if os.environ.get(SWITCH, "0") not in ("", "0") else None
 
 
 def find(name: str) -> ModuleSpec:

@@ -1,7 +1,6 @@
 """The experiments and the packaged defaults resolve to exactly what the original resolved them to."""
 
 import json
-import typing
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.config.reference import reference
 from seamseg.config.sections import SECTIONS
-from seamseg.config.values import parse_value
+from seamseg.config.values import hints_of, parse_value
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "configs.json").read_text())
@@ -22,7 +21,7 @@ def assert_equals(config, golden):
     """Every key of the original has its value; all other keys are ours, or do not exist for the task."""
     for section, values in golden.items():
         cls = SECTIONS[section]
-        hints, specs = typing.get_type_hints(cls), {f.name: f for f in fields(cls)}
+        hints, specs = hints_of(cls), {f.name: f for f in fields(cls)}
         for key, text in values.items():
             expected = parse_value(text, hints[key], specs[key].metadata)
             assert getattr(getattr(config, section), key) == expected, f"[{section}] {key}"

@@ -34,12 +34,12 @@ SCHEDULES = {
     "linear": ("alpha", "beta"),
 }
 """Required parameters of each schedule; step and multistep also have `gamma`, 0.1 by default."""
-PARAMS: dict[str, tuple[Any, dict[str, float]]] = {
-    "step_size": (int, {"minimum": 1}),
-    "milestones": (list[int], {"minimum": 1}),
-    **dict.fromkeys(("gamma", "alpha", "beta"), (float, {})),
+PARAMS: dict[str, tuple[tuple[Any, bool], dict[str, float]]] = {
+    "step_size": ((int, False), {"minimum": 1}),
+    "milestones": ((list[int], False), {"minimum": 1}),
+    **dict.fromkeys(("gamma", "alpha", "beta"), ((float, False), {})),
 }
-"""Types and limits of the parameters of schedules."""
+"""Types, none optional, and limits of the parameters of schedules."""
 
 MAX_SIDE = 16_384
 """Largest side of an image or crop in pixels."""
@@ -168,7 +168,7 @@ class ClassifierConfig:
 
 
 def _keys(section: Any, prefix: str = "") -> Iterator[str]:
-    for name, hint in hints_of(section).items():
+    for name, (hint, _) in hints_of(section).items():
         if is_dataclass(hint):
             yield from _keys(hint, f"{prefix}{name}.")
         elif prefix:
@@ -239,9 +239,9 @@ def _section(cls: type, content: Any, origin: str, name: str, texts: Mapping[str
         if spec.name not in hints:
             continue
         hint, full = hints[spec.name], name + spec.name
-        if is_dataclass(hint):
+        if is_dataclass(hint[0]):
             section = content.get(spec.name, {})
-            values[spec.name] = _section(hint, section, origin, f"{full}.", texts)  # type: ignore[arg-type]
+            values[spec.name] = _section(hint[0], section, origin, f"{full}.", texts)  # type: ignore[arg-type]
         elif full in texts:
             values[spec.name] = _parsed(texts[full], hint, spec.metadata, f"`overrides={full}={texts[full]}`")
         elif spec.name in content:
@@ -250,9 +250,9 @@ def _section(cls: type, content: Any, origin: str, name: str, texts: Mapping[str
     return cls(**values)
 
 
-def _parsed(text: str, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
+def _parsed(text: str, hint: tuple[Any, bool], limits: Mapping[str, Any], where: str) -> Any:
     try:
-        return ast.literal_eval(text) if hint is Any else parse_value(text, hint, limits)
+        return ast.literal_eval(text) if hint[0] is Any else parse_value(text, hint, limits)
     except ValueProblem as problem:
         raise InputError(f"{where}: {problem}") from None
     except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_network, open_model, read_statement
+from seamseg.checkpoints.bundle import STATEMENT_FORMAT, load_built, open_model, read_statement
 from seamseg.checkpoints.model_path import (
     CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
@@ -30,6 +31,7 @@ from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.metadata import Metadata, metadata_header
+from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import PARTIAL, cannot_write, refuse_existing, write_atomically, write_json
 from seamseg.version import __version__
@@ -119,7 +121,8 @@ def check_folder(folder: Path, force: bool) -> None:
 
 def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     opened = open_model(path, options.config, options.meta, list(options.overrides))
-    net, _ = load_network(opened)
+    build = partial(build_network, opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
+    net, _ = load_built(build, opened.snapshot, opened.name)
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))

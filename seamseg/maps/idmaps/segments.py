@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.maps.idmaps import reference
-from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
+from seamseg.utils.native import DISABLED, find, load_failure, warn_missing
 
 _MESSAGE_SIZE = 200  # kMessageSize in csrc/maps/answer.h
 _INT64, _POINTER, _INT32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
@@ -83,7 +83,7 @@ def call(name: str, *arguments: Any) -> int:
 
 functions: dict[str, Any] | None = None
 """The functions by name; None if there is no library, and :mod:`.reference` takes their place."""
-state = disabled_reason() or "loaded"
+state = DISABLED or "loaded"
 """Loaded, or the reason why the library is missing."""
 if state == "loaded":
     try:
