@@ -108,6 +108,7 @@ def test_pixels_and_classes_that_a_model_lacks():
     road, car, sky = (ClassInfo(name, k, False) for k, name in enumerate(("road", "car", "sky")))
     per_class = [ClassIoU(road, 0.5), ClassIoU(car, 0.25), ClassIoU(sky, math.nan)]
     found = SemanticScores(n_images=1, mIoU=0.375, accuracy=0.75, per_class=per_class)
+    assert found.line() == "mIoU 37.50  accuracy 75.00"
     words = [line.split() for line in found.table().splitlines()]
     for line in (["mean", "37.50"], ["pixels", "75.00"], ["road", "50.00"], ["car", "25.00"]):
         assert line in words
