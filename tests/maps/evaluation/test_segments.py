@@ -81,3 +81,4 @@ def test_predicted_crowds_are_void_for_pq_and_of_their_class_for_pixels():
     assert (car.TP, car.FP, car.FN) == (0, 0, 1)
     assert car.IoU == pytest.approx(2 / 3)
     assert scores.per_class[0].FN == 1
+    assert scores.mIoU_segments == 0.25
