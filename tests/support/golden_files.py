@@ -16,7 +16,6 @@ def _file(name: str) -> np.lib.npyio.NpzFile:
 
 
 def array(file: str, name: str) -> np.ndarray:
-    """One array of `tests/golden/<file>.npz`."""
     return _file(file)[name]
 
 

@@ -49,12 +49,10 @@ def row_of(stat, categories):
 
 
 def cityscapes_scores(files):
-    """By the Cityscapes scripts, in this process."""
     return official_scores("cityscapesscripts.evaluation.evalPanopticSemanticLabeling", *vars(files).values())
 
 
 def panopticapi_scores(files):
-    """By panopticapi, in a process of its own."""
     command = [
         os.environ["SEAMSEG_PANOPTICAPI_PYTHON"],
         __file__,

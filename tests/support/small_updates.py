@@ -96,7 +96,6 @@ def state_of(stepper: Stepper, scaler: bool = True) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
-    """Assert that both hold the same bits, except for the scale of fp16."""
     assert one.keys() - {"scale"} == two.keys() - {"scale"}
     different = [key for key in two if key in one and not torch.equal(one[key], two[key])]
     assert not different, different

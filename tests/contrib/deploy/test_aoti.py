@@ -66,7 +66,6 @@ def test_outputs_are_those_of_the_eager_network(package):
 
 
 def code_of(path):
-    """The generated code of a package, which contains the commands that compiled it."""
     with zipfile.ZipFile(path) as archive:
         return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
 

@@ -59,8 +59,6 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def options(folders, tmp_path, micro):
-    """Of a training of a family."""
-
     def make(family, run="run", *overrides, **others):
         path = tmp_path / f"{family}.ini"
         path.write_text(CONFIG.format(model=folders[family]))

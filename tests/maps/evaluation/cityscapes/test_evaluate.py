@@ -28,8 +28,6 @@ IGNORED_THINGS = (29, 30)
 
 
 class Tree(NamedTuple):
-    """Ground truth of a split, and predictions."""
-
     gt: Path
     results: Path
 
@@ -127,7 +125,6 @@ def write_instances(rng: np.random.Generator, folder: Path, stem: str, guess: np
 
 
 def write_panoptic(folder: Path, stem: str, guess: np.ndarray) -> dict[str, object]:
-    """The id PNG of a frame; its annotation."""
     evaluated = [label.id for label in EVALUATED]
     kept = np.where(np.isin(labels_of(guess), evaluated), guess, 0)
     write_id_png(folder / f"{stem}.png", kept * 77 % (1 << 24))
