@@ -1,7 +1,5 @@
 """Whatever a user hands over: the commands say one line and end with exit code 2, or give a right result."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`seamseg doctor`: the report of a working and of a broken installation."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from importlib import metadata

@@ -1,7 +1,5 @@
 """The command line: help, common options, one-line errors, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Templates of components, complete files that are registered under the given name; and the list of components."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

@@ -1,7 +1,5 @@
 """What only reads and writes files starts without torch, which costs half a gigabyte and seconds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

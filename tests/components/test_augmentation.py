@@ -1,7 +1,5 @@
 """An augmentation of the user: the same random numbers for any number of workers and in a resumed training."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.components import assert_refused, component_file

@@ -1,7 +1,5 @@
 """A body of the user: trained, resumed, predicted with, exported, and refused where it breaks its own declaration."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 from support.components import assert_refused, component_file, forget

@@ -1,7 +1,5 @@
 """Callbacks of the user: what they are called with, how they end a training, and that they cannot break one."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """An output format of the user, with keys."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A head of the user: trained, resumed, predicted with in all ways, and left out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A metric of the user: in all outputs, over two processes, and as what selects the best snapshot."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """A network of the user as a whole: trained, resumed, validated and predicted with; and refused where it is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

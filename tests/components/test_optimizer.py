@@ -1,7 +1,5 @@
 """An optimizer and a schedule of the user: trained, resumed, and part of the snapshot."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

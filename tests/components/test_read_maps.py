@@ -1,7 +1,5 @@
 """A head of the user with ground truth that is read from a folder of the data set."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import replace

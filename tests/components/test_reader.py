@@ -1,7 +1,5 @@
 """A reader of the user: a data set in a zip file, read as if it were a folder."""
 
-from __future__ import annotations
-
 import zipfile
 from dataclasses import replace
 

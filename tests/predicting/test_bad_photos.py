@@ -1,7 +1,5 @@
 """Images that fail between others, at any step: each is one line and exit code 1, and all others are done."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

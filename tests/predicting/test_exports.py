@@ -1,7 +1,5 @@
 """Predictions are written in each format, read back and scored: the scores are those in memory."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

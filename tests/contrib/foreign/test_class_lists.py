@@ -8,7 +8,7 @@ from support.tiny_transformers import CITYSCAPES
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.contrib.foreign.class_lists import identify, known_lists, read_classes
-from seamseg.maps.formats.cityscapes.labels import cityscapes_classes
+from seamseg.maps.formats.cityscapes.labels import LABELS, cityscapes_classes
 from seamseg.maps.formats.metadata import write_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError
@@ -42,10 +42,11 @@ def test_known_lists():
 
 def test_cityscapes_is_that_of_its_tools():
     labels = pytest.importorskip("cityscapesscripts.helpers.labels").labels
-    expected = {(x.id, x.name, x.hasInstances, x.color) for x in labels if not x.ignoreInEval and x.id >= 0}
+    expected = [(x.name, x.id, x.trainId, x.category, x.hasInstances, x.color) for x in labels if x.id >= 0]
+    assert [tuple(label) for label in LABELS] == expected
     m = known_lists()["cityscapes"].metadata
-    rows = zip(m.original_ids, m.categories, m.palette)
-    assert {(number, name, m.is_thing(k), color) for k, (number, name, color) in enumerate(rows)} == expected
+    things = {x.name for x in labels if x.hasInstances and not x.ignoreInEval}
+    assert {name for k, name in enumerate(m.categories) if m.is_thing(k)} == things
 
 
 def test_other_spellings():
