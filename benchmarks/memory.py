@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.resnet import RESNETS, ResidualBlock, ResNet
-from seamseg.ops.activation import activate_
+from seamseg.ops.fused import activate
 from seamseg.ops.norm import InPlaceABN
 
 
@@ -42,7 +42,7 @@ class SumBlock(ResidualBlock):
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer, see the base class."""
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
-        return activate_(self.convs(x) + shortcut, self.activation, self.activation_param)
+        return activate(self.convs(x) + shortcut, self.activation, self.activation_param, inplace=True)
 
 
 def body(norm: Callable[..., nn.Module], separate_sum: bool, device: str) -> ResNet:

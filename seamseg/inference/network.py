@@ -228,9 +228,10 @@ class TrainedModel:
                 file=sys.stderr,
             )
         net = for_inference(cast(Any, net), device, options.precision)
-        if options.probabilities:
-            net = net.with_options(probabilities=True)
-        net = net.with_options(pad_to=options.pad_to, run_dense=CompiledDense(net, device) if options.compile else None)
+        if options.probabilities or options.pad_to > 1 or options.compile:
+            probabilities = {"probabilities": True} if options.probabilities else {}
+            run_dense = CompiledDense(net, device) if options.compile else None
+            net = net.with_options(pad_to=options.pad_to, run_dense=run_dense, **probabilities)
         views = Augmentation.parse(options.tta) if options.tta else None
         made = TorchNetwork(net, normalise, device, views, options.tta_fusion, report.averaged)
         if options.cuda_graphs:

@@ -6,7 +6,6 @@ import copy
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional
 from seamseg.inplace_abn._equality import check_equal
 from seamseg.inplace_abn._tracing import Forwards, Network, name_of
 from seamseg.ops.abn import apply_norm
-from seamseg.ops.activation import activate, check_activation
+from seamseg.ops.fused import activate, activation_layer, check_activation
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, has_hooks
 from seamseg.utils.output import warn
 
@@ -364,12 +363,6 @@ _NORM_AFTER: dict[type[nn.Module], type[nn.modules.batchnorm._BatchNorm]] = {
     nn.ConvTranspose3d: nn.BatchNorm3d,
 }
 """Norms after layers whose output is not `N x C x H x W`."""
-_ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
-    "leaky_relu": lambda slope: nn.LeakyReLU(slope, inplace=True),
-    "elu": lambda alpha: nn.ELU(alpha, inplace=True),
-    "relu": lambda _: nn.ReLU(inplace=True),
-    "identity": lambda _: nn.Identity(),
-}
 
 
 def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) -> nn.Module:
@@ -440,7 +433,7 @@ def _batchnorm(layer: ABN, kind: type[nn.modules.batchnorm._BatchNorm], group: A
     _take_state(norm, layer)
     if isinstance(norm, nn.SyncBatchNorm):
         norm.process_group = group
-    activation = _ACTIVATIONS[layer.activation](layer.activation_param)
+    activation = activation_layer(layer.activation, layer.activation_param)
     result: nn.Module = norm if layer.activation == "identity" else nn.Sequential(norm, activation)
     if isinstance(layer, ResidualABN):
         result = BatchNormSum(norm, activation)

@@ -1,8 +1,12 @@
-"""The network of a configuration, and its training module."""
+"""The backbones by name; the network of a configuration, and its training module."""
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,17 +20,124 @@ from seamseg.config.sections import Body as BodyKeys
 from seamseg.config.sections import General
 from seamseg.maps.predictions import name_problem
 from seamseg.models.backbones.base import FPN, Backbone, Body, BodyContext, FPNBody, NormFactory
+from seamseg.models.backbones.preactivation import (
+    DENSENETS,
+    RESNEXTS,
+    WIDER_RESNETS,
+    DenseNet,
+    ResNeXt,
+    WiderResNet,
+    WiderResNetA2,
+)
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.custom import CustomNetwork, Head, HeadContext, NetworkContext, WholeNetwork, loss_weight
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import NetworkOptions
+from seamseg.models.panoptic import NetworkOptions, PanopticNet
 from seamseg.models.semantic import DeeplabV3, SemanticNet, SemanticOptions
 from seamseg.ops.fused import use_winograd
-from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-from seamseg.utils.errors import InputError, instance_of, named_errors
+from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.utils.errors import InputError, did_you_mean, instance_of, named_errors
+
+BN_MODES: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
+"""Norms of :func:`norm_factory` by name."""
+
+_FAMILIES: tuple[tuple[Callable[..., Backbone], Mapping[str, Any], str], ...] = (
+    (ResNet, RESNETS, ""),
+    (ResNeXt, RESNEXTS, ""),
+    (WiderResNet, WIDER_RESNETS, ""),
+    (WiderResNetA2, WIDER_RESNETS, "_a2"),
+    (DenseNet, DENSENETS, ""),
+)
+"""Class, architectures, and the suffix of the names of its networks."""
+
+BACKBONES: tuple[str, ...] = tuple(name + suffix for _, architectures, suffix in _FAMILIES for name in architectures)
+"""Names of the networks of :func:`build_backbone`."""
+
+
+def build_backbone(
+    name: str, norm: NormFactory, *, classes: int = 0, keep_outputs: bool = True, **params: Any
+) -> Backbone:
+    """Build a backbone with random weights, in training mode.
+
+    Parameters
+    ----------
+    name : one of :data:`BACKBONES`
+    norm : factory of norm + activation layers, for example of :func:`norm_factory`
+    classes : outputs of a classifier on the global average, 0 for none
+    keep_outputs : return a dict with the output of each stage, not only the last output
+    params : further arguments of the class of the network: dilation, input_3x3, dropout, checkpoint, ...; and fields of
+        the architecture of a ResNet or ResNeXt, to change its size: blocks, groups, channels, ...
+
+    Raises
+    ------
+    ValueError
+        if the name is unknown, the network has no such parameter, or its value is wrong
+    """
+    checkpoint = params.pop("checkpoint", False)
+    return _configured(None, BodyContext(norm, name, {"classes": classes, **params}, checkpoint, keep_outputs))
+
+
+def _configured(keys: BodyKeys | None, context: BodyContext) -> Backbone:
+    """Backbones of the original, and ResNets, see :func:`build_backbone`."""
+    name, params = context.name, dict(context.params)
+    if name not in BACKBONES:
+        raise ValueError(
+            f"unknown network {name!r}: choose one of {', '.join(BACKBONES)}{did_you_mean(name, BACKBONES)}"
+        )
+    kind, architecture = next(
+        (kind, architectures[name.removesuffix(suffix)])
+        for kind, architectures, suffix in _FAMILIES
+        if name.endswith(suffix) and name.removesuffix(suffix) in architectures
+    )
+    classes = params.pop("classes", 0)
+    sizes = {spec.name for spec in fields(architecture)} if is_dataclass(architecture) else set()
+    known = [*list(inspect.signature(kind).parameters)[2:-1], "checkpoint"]
+    for key in params:
+        if key not in known and key not in sizes:
+            raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
+    for key in sizes & params.keys():
+        value, default = params.pop(key), getattr(architecture, key)
+        value = tuple(value) if isinstance(value, list) else value
+        given, wanted = (x if isinstance(x, tuple) else (x,) for x in (value, default))
+        alike = type(value) is type(default) and list(map(type, given)) == list(map(type, wanted))
+        if not alike or not all(isinstance(x, bool) or x > 0 for x in given):
+            raise ValueError(f"{name}: {key} must be like {default!r}, got {value!r}")
+        architecture = replace(architecture, **{key: value})
+    options = {"keep_outputs": context.keep_outputs, "checkpoint": context.checkpoint}
+    network = kind(architecture, context.norm, **options, **params)
+    network.name = name
+    if classes > 0:
+        fc = nn.Linear(list(network.out_channels.values())[-1], classes)
+        network.classifier = nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=fc))
+    return network
+
+
+for _name in BACKBONES:
+    register("body", _name)(_configured)
+
+
+def norm_factory(mode: str, activation: str = "leaky_relu", activation_param: float = 0.01) -> NormFactory:
+    """Return the factory of the norm + activation layers of a network.
+
+    Parameters
+    ----------
+    mode : standard (batch norm, then the activation), inplace, or sync (in-place, statistics of all ranks)
+    activation : leaky_relu, elu, identity, or relu, which in-place norms cannot invert
+    activation_param : negative slope of leaky_relu, alpha of elu
+
+    Raises
+    ------
+    ValueError
+        if mode or activation are unknown, or do not go together
+    """
+    if mode not in BN_MODES:
+        raise ValueError(f"unknown norm {mode!r}: choose one of {', '.join(BN_MODES)}{did_you_mean(mode, BN_MODES)}")
+    factory: NormFactory = partial(BN_MODES[mode], activation=activation, activation_param=activation_param)
+    factory(1)  # checks the activation
+    return factory
 
 
 def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
@@ -90,8 +201,8 @@ def build_seamless(keys: General, context: NetworkContext) -> Network:
         None,
         NetworkOptions.of(config, num_stuff),
     )
-    initialise(net, body)
-    backbone.freeze(body.num_frozen)
+    if torch.get_default_device().type != "meta":
+        initialise(net, body)  # a model that is opened loads all weights
     if not any(config.components("head")):
         return net
     # last: the initial weights of the others do not depend on them, and they have initial weights of their own
@@ -145,13 +256,13 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     cls = nn.Conv2d(sem.out_channels, num_classes, 1)
     options = SemanticOptions(channels_last=config.general.channels_last, semantic_loss=SemanticLoss(config))
     net = SemanticNet(backbone, head, cls, options)
-    initialise(net, body)
-    backbone.freeze(body.num_frozen)
+    if torch.get_default_device().type != "meta":
+        initialise(net, body)  # a model that is opened loads all weights
     return net
 
 
 def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:
-    """Build the backbone of `[body]`; InputError if body_params or num_frozen do not fit it."""
+    """Build the backbone of `[body]`, with frozen modules; InputError if body_params or num_frozen do not fit it."""
     body = config.body
     synchronise = body.normalization_mode.startswith("syncbn")
     checkpoint = config.general.checkpoint_body
@@ -163,9 +274,11 @@ def _build_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True
         # timm errors do not name the network
         name = f"{body.body}: " if body.body != component.name else ""
         raise InputError(f"[body] body_params: {name}{error}") from error
-    if body.num_frozen > backbone.num_modules:
-        raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     assert isinstance(backbone, Backbone)
+    if body.num_frozen > 0:
+        if body.num_frozen > (count := backbone.num_modules):
+            raise InputError(f"[body] num_frozen: {body.body} has {count} modules, not {body.num_frozen}")
+        backbone.freeze(body.num_frozen)
     return backbone
 
 

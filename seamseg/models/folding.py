@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -26,18 +26,8 @@ from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.models.network import Network, copied
 from seamseg.models.semantic import DeeplabV3
-from seamseg.ops.activation import activate_
-from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, compute_dtype, use_winograd
-from seamseg.ops.norm import (
-    ABN,
-    CONVOLUTIONS,
-    InPlaceABN,
-    InPlaceABNSync,
-    NormSequential,
-    has_hooks,
-    is_plain,
-    is_tiling,
-)
+from seamseg.ops.fused import PRECISIONS, FusedConv2d, FusedLinear, activation_layer, compute_dtype, use_winograd
+from seamseg.ops.norm import ABN, CONVOLUTIONS, IN_PLACE, InPlaceABN, NormSequential, is_plain, is_tiling
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.utils.errors import InputError
 
@@ -58,7 +48,7 @@ class _Affine(NamedTuple):
 
 def _affine(norm: object) -> _Affine | None:
     """Return what a norm computes at inference; None if it is no such affine map."""
-    if not is_plain(norm, ABN, InPlaceABN, InPlaceABNSync):
+    if not is_plain(norm, ABN, *IN_PLACE):
         return None
     # a module around it may keep it in training mode
     if norm.training or norm.running_mean is None or norm.running_var is None:
@@ -81,48 +71,29 @@ def _scaled(layer: Any, affine: _Affine, axis: int = 0) -> tuple[Tensor, Tensor]
     return weight.to(layer.weight.dtype), bias.to(layer.weight.dtype)
 
 
-def _fuse(conv: Any, affine: _Affine | None) -> FusedConv2d:
-    """Return a convolution with the norm after it, if any, as one layer."""
+def _fuse(conv: Any, affine: _Affine | None, first: int = 0) -> FusedConv2d:
+    """Return a convolution as one layer with the norm after it, if any, in which its channels begin at `first`."""
     if affine is not None:
+        channels = slice(first, first + conv.out_channels)
+        affine = affine._replace(scale=affine.scale[channels], offset=affine.offset[channels])
         return FusedConv2d(*_scaled(conv, affine), conv, *affine.activation)
     return FusedConv2d(conv.weight, torch.zeros_like(conv.weight[:, 0, 0, 0]) if conv.bias is None else conv.bias, conv)
 
 
-def _branches(convolutions: Iterable[Any], norm: _Affine) -> list[FusedConv2d]:
-    """Fuse convolutions with the norm of their concatenated maps, all of one width."""
-    made, start = [], 0
-    for conv in convolutions:
-        channels = slice(start, start + conv.out_channels)
-        made.append(_fuse(conv, norm._replace(scale=norm.scale[channels], offset=norm.offset[channels])))
-        start += conv.out_channels
-    return made
-
-
-class Activation(nn.Module):
-    """What remains of a norm whose scale and offset are in the layers before it, computed in place."""
-
-    def __init__(self, activation: str, activation_param: float) -> None:
-        super().__init__()
-        self.activation = activation
-        self.activation_param = activation_param
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `act(x)` in the memory of `x`."""
-        return activate_(x, self.activation, self.activation_param)
-
-
-class ChannelwiseActivation(Activation):
+class ChannelwiseActivation(nn.Module):
     """A norm at inference that no convolution precedes: `act(x * scale + offset)` with scale and offset `C`."""
 
     def __init__(self, affine: _Affine, dtype: torch.dtype) -> None:
-        super().__init__(*affine.activation)
+        super().__init__()
+        self.activation = activation_layer(*affine.activation)
         self.scale = nn.Parameter(affine.scale.to(dtype).view(1, -1, 1, 1), requires_grad=False)
         self.offset = nn.Parameter(affine.offset.to(dtype).view(1, -1, 1, 1), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x ...` to the same shape, a new tensor."""
         shape = (1, -1, *[1] * (x.dim() - 2))
-        return super().forward(torch.addcmul(self.offset.view(shape), x, self.scale.view(shape)))
+        y: Tensor = self.activation(torch.addcmul(self.offset.view(shape), x, self.scale.view(shape)))
+        return y
 
 
 class FoldedBlock(nn.Module):
@@ -132,7 +103,7 @@ class FoldedBlock(nn.Module):
         super().__init__()
         layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
         pairs = zip(layers, [*layers[1:], None])
-        convs = [_fuse(conv, _affine(norm)) for conv, norm in pairs if _is_convolution(conv)]
+        convs = [_fuse(conv, _affine(norm)) for conv, norm in pairs if isinstance(conv, nn.Conv2d)]
         self.first: nn.Module | None = None
         if isinstance(block, PreActivationBlock):
             # a norm is folded into the convolution before it; the first one follows a sum
@@ -159,9 +130,10 @@ def _fold_deeplab(module: MiniDeepLab) -> MiniDeepLab:
     # an affine map commutes with the average of the last branch and its padding; the activation follows it
     norm = _affine(module.bn1)
     assert norm is not None
-    convs = _branches((module.conv1_3x3, module.conv1_dil, module.conv1_glb), norm._replace(activation=("identity", 0)))
-    module.conv1_3x3, module.conv1_dil, module.conv1_glb = convs  # type: ignore[assignment]
-    module.bn1 = Activation(*norm.activation)
+    linear, width = norm._replace(activation=("identity", 0)), module.conv1_3x3.out_channels
+    for i, name in enumerate(("conv1_3x3", "conv1_dil", "conv1_glb")):
+        setattr(module, name, _fuse(getattr(module, name), linear, i * width))
+    module.bn1 = activation_layer(*norm.activation)
     module.conv2, module.bn2 = _fuse(module.conv2, _affine(module.bn2)), nn.Identity()  # type: ignore[assignment]
     return module
 
@@ -174,15 +146,16 @@ class FoldedDeeplabV3(nn.Module):
         first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
         assert first is not None and pooled is not None and last is not None
         linear = ("identity", 0.0)
-        self.branches = nn.ModuleList(_branches(head.map_convs, first))
+        width = head.hidden_channels
+        self.branches = nn.ModuleList(_fuse(conv, first, i * width) for i, conv in enumerate(head.map_convs))
         reduced, offset = _scaled(head.red_conv, last)
         # the context adds the offset of the sum, whose activation is that of the last join
-        parts = torch.split(reduced, head.hidden_channels, dim=1)
+        parts = torch.split(reduced, width, dim=1)
         joins = [FusedConv2d(part, torch.zeros_like(offset), head.red_conv) for part in parts]
         joins[-1].activation, joins[-1].activation_param = last.activation
         self.joins = nn.ModuleList(joins)
         self.context = _fuse(head.global_pooling_conv, pooled._replace(activation=linear))
-        self.activation = Activation(*pooled.activation)
+        self.activation = activation_layer(*pooled.activation)
         self.reduce_context = _fuse(head.pool_red_conv, last._replace(activation=linear))
         self.pooling_size = head.pooling_size
 
@@ -232,7 +205,7 @@ def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
         if kind is nn.Conv2d and _is_convolution(layer):
             sequence._modules[name] = _fuse(layer, affine)
         elif kind is nn.Conv2d and is_tiling(layer):
-            folded, made = copy.deepcopy(layer), Activation(*affine.activation)
+            folded, made = copy.deepcopy(layer), activation_layer(*affine.activation)
             weight, bias = _scaled(layer, affine, axis=1)
             folded.weight, folded.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
             sequence._modules[name] = folded
@@ -245,7 +218,8 @@ def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
 
 def _fold(module: nn.Module) -> None:
     """Fold the norms below a module in place, unless it may do what the package does not know."""
-    if type(module).__module__.partition(".")[0] not in ("seamseg", "timm", "torch") or has_hooks(module):
+    known = type(module).__module__.partition(".")[0] in ("seamseg", "timm", "torch")
+    if not known or not is_plain(module, type(module)):
         return
     if isinstance(module, ROIHead) and is_plain(module.fc, NormSequential):
         # the input of other linear layers may have more dimensions: the norm's channels are not theirs then
@@ -269,19 +243,16 @@ def _fold(module: nn.Module) -> None:
                 module._modules[name] = ChannelwiseActivation(affine, child.running_mean.dtype)  # type: ignore[union-attr,arg-type]
 
 
-def fold_abn(net: Net) -> Net:
-    """Return a copy of a network for inference only, which computes the same outputs faster.
+def fold_abn(net: Module) -> Module:
+    """Return a copy of a network, or another module, for inference only, which computes the same outputs faster.
 
     Layers with norms of other kinds (group norm, none, or without running statistics), with hooks, of classes derived
     from known ones, and in modules of other packages stay as they are.
     """
-    return fold_layers(net).with_options(channels_last=True).eval()
-
-
-def fold_layers(net: Module) -> Module:
-    """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
     folded = copied(net).eval().requires_grad_(False)
     _fold(folded)
+    if isinstance(folded, Network) and not folded.options.channels_last:
+        return folded.with_options(channels_last=True)
     return folded
 
 
@@ -306,8 +277,10 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
 
     InputError if the precision is unknown, or not available on this device.
     """
-    if precision not in ("auto", *PRECISIONS):
+    if precision == "auto":
+        return compute_dtype(precision, device)
+    if precision not in PRECISIONS:
         raise InputError(f"`precision={precision}`: choose one of auto, {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type != "cuda":
         raise InputError(f"`precision=fp16` needs a GPU, the device is {device}: choose bf16 or fp32")
-    return compute_dtype(precision, device)
+    return PRECISIONS[precision]

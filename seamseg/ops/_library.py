@@ -34,32 +34,34 @@ SCHEMAS = {schema.partition("(")[0]: schema for schema in _schemas}
 """Name, arguments and results of each operator by its name, as `box_iou(Tensor a, Tensor b) -> Tensor`."""
 
 
-def define(name: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:
+def define(
+    name: str,
+    plain: Implementation,
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> Implementation:
     """Register an operator of :data:`SCHEMAS`; return it, to be called as its plain form.
 
     `plain` is the implementation for every device without a kernel, `fake` returns empty results of the right shape.
+    `backward` and `setup_context`, see `torch.library.register_autograd`, make it differentiable once, by the operator
+    `<name>_backward`, which is defined before.
     """
     if not hasattr(torch.ops.seamseg, name):
         _library.define(SCHEMAS[name])
     _library.impl(name, plain, "CompositeExplicitAutograd")
     torch.library.register_fake(f"seamseg::{name}", fake, lib=_library)
     _defined.append(name)
+    if backward is not None:
+
+        def refuse(ctx: Any, *gradients: Any) -> None:
+            raise RuntimeError(f"{name}_backward: has no derivative, {name} is differentiable once")
+
+        register = torch.library.register_autograd
+        register(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
+        # without a formula it would return zeros
+        register(f"seamseg::{name}_backward", refuse, setup_context=lambda ctx, inputs, output: None, lib=_library)
     return cast(Implementation, getattr(torch.ops.seamseg, name).default)
-
-
-def differentiate(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
-    """Give an operator a backward formula, which calls `<name>_backward`; a second derivative is an error.
-
-    See `torch.library.register_autograd`.
-    """
-
-    def refuse(ctx: Any, *gradients: Any) -> None:
-        raise RuntimeError(f"{name}_backward: has no derivative, {name} is differentiable once")
-
-    register = torch.library.register_autograd
-    register(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
-    # without a formula it would return zeros
-    register(f"seamseg::{name}_backward", refuse, setup_context=lambda ctx, inputs, output: None, lib=_library)
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from seamseg.ops.abn_steps import (
     gradient_sums,
     scale_gradient,
 )
-from seamseg.ops.activation import activate_, check_activation
+from seamseg.ops.fused import activate, check_activation
 from seamseg.ops.reference.abn import gamma_of
 
 _PIXELS = 8192
@@ -59,7 +59,7 @@ def apply_plain_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm
             momentum = 1.0 / int(norm.batches)
     cudnn = torch.backends.cudnn.enabled
     y = torch.batch_norm(x, weight, bias, mean, var, training, momentum or 0.0, norm.eps, cudnn)
-    return activate_(y, norm.activation, norm.parameter)
+    return activate(y, norm.activation, norm.parameter, inplace=True)
 
 
 def inplace_abn(
@@ -89,7 +89,7 @@ def inplace_abn(
     training : normalise with the statistics of this batch
     momentum : weight of this batch in the running averages
     eps : added to the variance and to the scale
-    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    activation, activation_param : see :data:`seamseg.ops.fused.ACTIVATIONS`
     group : ranks that share the statistics of a training step, each weighted by its own count; None for no exchange.
         Every rank of the group must make the call, a rank with an empty `x` too. Gradients of weight and bias stay
         local, as DistributedDataParallel expects.

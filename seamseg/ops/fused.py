@@ -1,4 +1,4 @@
-"""Convolutions and linear layers of a network on a CPU: bias and activation in the same pass, Winograd's algorithm.
+"""Activations, and convolutions and linear layers on a CPU with them in the same pass, or by Winograd's algorithm.
 
 For inference they call oneDNN through operators that PyTorch has for its compiler, with weights that are packed once.
 Those are private: where they are missing or fail, the public functions compute the same.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,44 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.ops._library import define, differentiable_once
-from seamseg.ops.activation import activate_, check_activation
 from seamseg.ops.reference import winograd as plain
 from seamseg.ops.reference.winograd import tile_count, transforms
 from seamseg.utils.errors import lacks_memory
 from seamseg.utils.output import warn
+
+ACTIVATIONS = ("leaky_relu", "elu", "identity", "relu")
+"""Names of the activations; the parameter is the negative slope of leaky_relu and the alpha of elu."""
+
+
+def check_activation(owner: str, activation: str, param: float, invertible: bool = False) -> None:
+    """Require a known activation, and a positive parameter where its inverse is needed."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{owner}: unknown activation {activation!r}, choose one of {', '.join(ACTIVATIONS)}")
+    if invertible and activation == "relu":
+        raise ValueError(
+            f"{owner}: relu cannot be inverted, choose leaky_relu, elu or identity; plain ABN can be followed by it"
+        )
+    if invertible and activation != "identity" and param <= 0:
+        raise ValueError(f"{owner}: {activation} can only be inverted with a positive parameter, got {param}")
+
+
+def activate(x: Tensor, activation: str, param: float, inplace: bool = False) -> Tensor:
+    """Compute `act(x)` as a new tensor (`x` itself for identity), or in place."""
+    if activation == "leaky_relu":
+        return functional.leaky_relu(x, param, inplace)
+    if activation == "elu":
+        return functional.elu(x, param, inplace)
+    return functional.relu(x, inplace) if activation == "relu" else x
+
+
+def activation_layer(activation: str, param: float) -> nn.Module:
+    """Return the layer of torch that computes an activation in place."""
+    if activation == "leaky_relu":
+        return nn.LeakyReLU(param, inplace=True)
+    if activation == "elu":
+        return nn.ELU(param, inplace=True)
+    return nn.ReLU(inplace=True) if activation == "relu" else nn.Identity()
+
 
 _FAILED: set[str] = set()
 """Operators that failed once; they are not called again."""
@@ -97,24 +130,13 @@ class _Fused(nn.Module):
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__()
-        check_activation(type(self).__name__, activation, activation_param)
         self.weight = nn.Parameter(weight.detach().contiguous(memory_format=memory_format), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.activation = activation
         self.activation_param = activation_param
         self._packed: dict[int, Tensor] = {}
-        self._packed_from = 0, 0
-
-    # computed in each call: a fold gives the last convolution of a block the activation that follows the sum
-    @property
-    def _unary(self) -> tuple[str, list[float], str]:
-        """What oneDNN applies in the same pass: leaky ReLU, or nothing."""
-        return ("leaky_relu", [self.activation_param], "") if self.activation == "leaky_relu" else ("none", [], "")
-
-    @property
-    def _behind(self) -> tuple[str, float]:
-        """The activation that follows :attr:`_unary`."""
-        return ("identity", 0.0) if self.activation == "leaky_relu" else (self.activation, self.activation_param)
+        # the weight that was packed, kept, so that no other takes its memory, and its version
+        self._packed_from: tuple[Tensor | None, int] = None, 0
 
     def _usable(self, kind: str, x: Tensor) -> bool:
         """Return whether oneDNN may compute the layer; drop what was packed if the weight has changed since."""
@@ -124,18 +146,14 @@ class _Fused(nn.Module):
             return False
         if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
             return False
-        state = self.weight.data_ptr(), 0 if self.weight.is_inference() else self.weight._version
-        if self._packed_from != state:
-            self._packed, self._packed_from = {}, state
+        (source, packed), version = self._packed_from, 0 if self.weight.is_inference() else self.weight._version
+        if source is None or source.data_ptr() != self.weight.data_ptr() or packed != version:
+            self._packed, self._packed_from = {}, (self.weight.detach(), version)
         return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._packed = {}
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         # a packed weight cannot be copied or saved
-        return {**self.__dict__, "_packed": {}}
+        return {**self.__dict__, "_packed": {}, "_packed_from": (None, 0)}
 
 
 def _give_up(kind: str, error: Exception) -> None:
@@ -187,17 +205,21 @@ class FusedConv2d(_Fused):
                         self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
                     )
                 settings = (self._packed[0], self.bias, self.padding, self.stride, self.dilation, self.groups)
-                if residual is not None:
+                if residual is None and self.activation == "leaky_relu":
+                    fused = "leaky_relu", [self.activation_param], ""
+                    y: Tensor = op._convolution_pointwise(x, *settings, *fused)
+                    return y
+                if residual is None:
+                    y = op._convolution_pointwise(x, *settings, "none", [], "")
+                else:
                     y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
-                    return activate_(y, self.activation, self.activation_param)
-                y = op._convolution_pointwise(x, *settings, *self._unary)
-                return activate_(y, *self._behind)
+                return activate(y, self.activation, self.activation_param, inplace=True)
             except _FAILURES as error:
                 _give_up("convolution", error)
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if residual is not None:
             y = y.add_(residual)
-        return activate_(y, self.activation, self.activation_param)
+        return activate(y, self.activation, self.activation_param, inplace=True)
 
 
 class FusedLinear(_Fused):
@@ -210,11 +232,16 @@ class FusedLinear(_Fused):
             try:
                 if 0 not in self._packed:
                     self._packed[0] = op._reorder_linear_weight(self.weight, x.shape[0])
-                y = op._linear_pointwise(x, self._packed[0], self.bias, *self._unary)
-                return activate_(y, *self._behind)
+                if self.activation == "leaky_relu":
+                    fused = "leaky_relu", [self.activation_param], ""
+                    y: Tensor = op._linear_pointwise(x, self._packed[0], self.bias, *fused)
+                    return y
+                y = op._linear_pointwise(x, self._packed[0], self.bias, "none", [], "")
+                return activate(y, self.activation, self.activation_param, inplace=True)
             except _FAILURES as error:
                 _give_up("linear", error)
-        return activate_(functional.linear(x, self.weight, self.bias), self.activation, self.activation_param)
+        y = functional.linear(x, self.weight, self.bias)
+        return activate(y, self.activation, self.activation_param, inplace=True)
 
 
 class WinogradConv2d(FusedConv2d):
@@ -239,7 +266,7 @@ class WinogradConv2d(FusedConv2d):
         return super().forward(x, residual)
 
     def _winograd(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        slope = self._unary[1][0] if self._unary[1] else 1.0
+        slope = self.activation_param if self.activation == "leaky_relu" else 1.0
         y = torch.empty_like(x[:, :1].expand(-1, self.weight.shape[0], -1, -1), memory_format=torch.channels_last)
         nhwc, out = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, y))
         added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
@@ -254,7 +281,9 @@ class WinogradConv2d(FusedConv2d):
             products = [op._linear_pointwise(t, m, None, "none", [], "") for t, m in zip(transformed, kernel)]
             residual = None if added is None else added[part]
             winograd_output(products, self.bias, residual, slope, out[part], d, first, rows)
-        return activate_(y, *self._behind)
+        if self.activation == "leaky_relu":
+            return y
+        return activate(y, self.activation, self.activation_param, inplace=True)
 
 
 class TrainedWinogradConv2d(nn.Conv2d):

@@ -21,8 +21,7 @@ from seamseg.ops.abn import (
     upsample_abn_rows,
 )
 from seamseg.ops.abn_steps import Norm, defer_scale_gradient
-from seamseg.ops.activation import activate, activate_, check_activation
-from seamseg.ops.fused import TrainedWinogradConv2d
+from seamseg.ops.fused import TrainedWinogradConv2d, activate, check_activation
 
 Kind = TypeVar("Kind", bound=nn.Module)
 
@@ -289,29 +288,30 @@ def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.Pro
     return group if distributed.get_world_size(group) > 1 else None
 
 
-def has_hooks(layer: nn.Module) -> bool:
-    """Return whether a call of a layer does more than `forward` of its class: hooks, or a `forward` of its own."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(len(kind) > 0 for kind in hooks) or "forward" in layer.__dict__
+IN_PLACE = (InPlaceABN, InPlaceABNSync)
+"""The classes of in-place norms; other layers may be computed together with plain ones, see :func:`is_plain`."""
 
 
 def is_plain(layer: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a layer computes what these classes do: no class derived from them, no hooks.
+    """Return whether a layer computes what these classes do: no class derived from them, no hooks, no other `forward`.
 
     Only the call of such a layer may be replaced by other operations on its parameters.
     """
-    return isinstance(layer, nn.Module) and type(layer) in kinds and not has_hooks(layer)
+    if not isinstance(layer, nn.Module) or type(layer) not in kinds or "forward" in layer.__dict__:
+        return False
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return not any(len(kind) > 0 for kind in hooks)
 
 
-def is_inplace(norm: object) -> TypeGuard[InPlaceABN]:
-    """Return whether a layer is a plain in-place norm, which other layers may be computed together with."""
-    return is_plain(norm, InPlaceABN, InPlaceABNSync)
+def has_hooks(layer: nn.Module) -> bool:
+    """Return whether a call of a layer does more than `forward` of its class: hooks, or a `forward` of its own."""
+    return not is_plain(layer, type(layer))
 
 
 def is_trained_in_half(x: Tensor, *norms: nn.Module) -> bool:
-    """Return whether plain in-place norms are trained on maps of half precision, as `x`, one of their inputs."""
-    half = torch.is_grad_enabled() and x.dtype in (torch.float16, torch.bfloat16)
-    return half and all(is_inplace(n) and n.weight is not None and n.weight.requires_grad for n in norms)
+    """Return whether plain in-place norms are trained on maps of half precision as `x`, where gradients are on."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return half and all(is_plain(n, *IN_PLACE) and n.weight is not None and n.weight.requires_grad for n in norms)
 
 
 def is_pointwise(layer: object, strided: bool = False) -> TypeGuard[nn.Conv2d]:
@@ -336,7 +336,7 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     for layer, following in zip(layers, [*layers[1:], None]):
         if deferred is not None:
             x, deferred = layer(x, deferred), None
-        elif is_inplace(following):
+        elif is_plain(following, *IN_PLACE):
             x, deferred = following.convolve(layer, x)
         else:
             x = layer(x)
@@ -349,7 +349,7 @@ def convolve_each(norm: nn.Module, layers: Iterable[nn.Module], x: Tensor) -> tu
     The results, concatenated in the order of the layers, are the input of the norm.
     """
     layers = list(layers)
-    if not is_inplace(norm):
+    if not is_plain(norm, *IN_PLACE):
         return [layer(x) for layer in layers], ()
     width = norm.num_features // len(layers)
     parts = [norm.convolve(layer, x, slice(i * width, (i + 1) * width)) for i, layer in enumerate(layers)]
@@ -383,7 +383,7 @@ class ActivatedGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x ...` to the same shape."""
         y = functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
-        return activate_(y, self.activation, self.activation_param)
+        return activate(y, self.activation, self.activation_param, inplace=True)
 
 
 class ActivatedIdentity(nn.Module):

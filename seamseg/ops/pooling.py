@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops._library import define, differentiate
+from seamseg.ops._library import define
 from seamseg.ops.reference import pooling as plain
 from seamseg.ops.reference.pooling import memory_format
 
@@ -31,7 +31,6 @@ def _fake(x: Tensor, height: int, width: int) -> Tensor:
     return torch.empty_like(x, memory_format=memory_format(x))
 
 
-_box_filter_pool = define("box_filter_pool", plain.box_filter_pool, _fake)
 _box_filter_pool_backward = define("box_filter_pool_backward", plain.box_filter_pool_backward, _fake)
 
 
@@ -43,17 +42,14 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
     return _box_filter_pool_backward(dy, *ctx.window), None, None
 
 
-differentiate("box_filter_pool", _backward, _setup_context)
+_box_filter_pool = define("box_filter_pool", plain.box_filter_pool, _fake, _backward, _setup_context)
 
 
 class MaxPool3x3(nn.MaxPool2d):
     """3x3 max pooling, padded by 1, that keeps a byte for each maximum for the backward pass: its place in the window.
 
-    torch keeps the input and an int64 index. Values and gradients are the same.
+    torch keeps the input and an int64 index. Values and gradients are the same. Make it as `MaxPool3x3(3, stride, 1)`.
     """
-
-    def __init__(self, stride: int) -> None:
-        super().__init__(3, stride, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x H x W` to `N x C x h x w`."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import define, differentiate, widened
+from seamseg.ops._library import define, widened
 from seamseg.ops.reference import roi_sampling as plain
 
 Interpolation = Literal["bilinear", "nearest"]
@@ -107,6 +107,5 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return gradients, *(None,) * 8
 
 
-_roi_sampling = define("roi_sampling", plain.roi_sampling, _fake)
 _roi_sampling_backward = define("roi_sampling_backward", plain.roi_sampling_backward, _fake_backward)
-differentiate("roi_sampling", _backward, _setup)
+_roi_sampling = define("roi_sampling", plain.roi_sampling, _fake, _backward, _setup)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamseg.ops._library import define, describe, differentiate, wide
+from seamseg.ops._library import define, describe, wide
 from seamseg.ops.reference import upsample as plain
 from seamseg.ops.reference.upsample import FUSIONS as FUSIONS  # part of the interface
 
@@ -99,14 +99,6 @@ _upsample_argmax = define(
     plain.upsample_argmax,
     lambda logits, padded_height, padded_width, *size: logits.new_empty(size, dtype=torch.int64),
 )
-_upsample_ohem_loss = define(
-    "upsample_ohem_loss",
-    plain.upsample_ohem_loss,
-    lambda logits, padded_height, padded_width, target, ohem: (
-        logits.new_empty((), dtype=wide(logits.dtype)),
-        logits.new_empty(target.shape, dtype=wide(logits.dtype)),
-    ),
-)
 _upsample_ohem_loss_backward = define(
     "upsample_ohem_loss_backward",
     plain.upsample_ohem_loss_backward,
@@ -126,4 +118,13 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, N
     return gradient.to(logits.dtype), None, None, None, None
 
 
-differentiate("upsample_ohem_loss", _backward, _setup)
+_upsample_ohem_loss = define(
+    "upsample_ohem_loss",
+    plain.upsample_ohem_loss,
+    lambda logits, padded_height, padded_width, target, ohem: (
+        logits.new_empty((), dtype=wide(logits.dtype)),
+        logits.new_empty(target.shape, dtype=wide(logits.dtype)),
+    ),
+    _backward,
+    _setup,
+)

@@ -21,7 +21,6 @@ from seamseg.inplace_abn import ABN, InPlaceABN, InPlaceABNSync, convert, to_bat
 from seamseg.inplace_abn._convert import ResidualABN
 from seamseg.inplace_abn._equality import check_equal
 from seamseg.models.build import build_network
-from seamseg.models.panoptic_inference import masks_of
 from seamseg.ops.norm import NormSequential
 from seamseg.structures import PackedSequence
 
@@ -426,8 +425,7 @@ def test_panoptic_network(mode):
     for network in (net, made):
         with torch.inference_mode():
             features = network.encode(images)
-            rois = network.options.rois(features.levels, boxes, index, features.padded_size)
-            masks = masks_of(network.roi_head, rois, torch.tensor([0, 1]))
+            masks = network.mask(features, [boxes], [torch.tensor([0, 1])])[0]
             scores = network.score_anchors(features)[1:]
             cls, bbx = network.score_boxes(features, boxes, index)
             found.append([*features.levels, *scores, cls, bbx, masks, network.sem_head(features.levels)])

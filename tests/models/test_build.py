@@ -9,7 +9,7 @@ from support.networks import ROOT, narrow_module, tiny_config
 
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.panoptic_inference import NetworkOptions
+from seamseg.models.panoptic import NetworkOptions
 from seamseg.ops.fused import TrainedWinogradConv2d
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError

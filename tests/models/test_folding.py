@@ -16,10 +16,9 @@ from torch.testing import assert_close
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.resnet import ResidualBlock
 from seamseg.models.build import build_network
-from seamseg.models.folding import Activation, FoldedBlock, choose_precision, fold_abn, fold_layers, for_inference
+from seamseg.models.folding import FoldedBlock, choose_precision, fold_abn, for_inference
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
-from seamseg.models.panoptic_inference import masks_of
 from seamseg.ops import fused
 from seamseg.ops.fused import FusedConv2d, FusedLinear, compute_dtype, use_winograd
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
@@ -40,12 +39,11 @@ def outputs(net, size=(70, 90)):
     features = net.encode(images)
     _, obj_logits, bbx_logits = net.score_anchors(features)
     boxes = torch.tensor([[4.0, 5, 40, 60], [10, 0, 69, 80], [0, 0, 20, 20]])
-    index, classes = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 1])
+    index = torch.tensor([0, 1, 1])
     cls, bbx = net.score_boxes(features, boxes, index)
     found = [*features.levels, obj_logits, bbx_logits, cls, bbx]
     if net.roi_head.with_masks:
-        rois = net.options.rois(features.levels, boxes, index, features.padded_size)
-        found.append(masks_of(net.roi_head, rois, classes))
+        found.append(net.roi_head.conv(net.options.rois(features.levels, boxes, index, features.padded_size)))
     if net.sem_head is not None:
         found.append(net.sem_head(features.levels))
     return found
@@ -144,10 +142,10 @@ def test_layers_fold_only_where_they_are_known(name):
         net = nn.Sequential(with_hook(LAYERS[name](), hook), with_hook(norm(8), of_norm)).eval()
         randomise(net)
         with torch.inference_mode():
-            folded, wanted = fold_layers(net), net(x)
+            folded, wanted = fold_abn(net), net(x)
             same([folded(x)], [wanted])
         known = name in FOLDED_LAYERS and norm in (InPlaceABN, ABN) and not hook
-        assert (type(folded[1]) in (nn.Identity, Activation)) == known, (norm, hook)
+        assert (type(folded[1]) in (nn.Identity, nn.LeakyReLU)) == known, (norm, hook)
 
 
 def test_layers_that_occur_twice():
@@ -156,7 +154,7 @@ def test_layers_that_occur_twice():
     randomise(net)
     x = torch.randn(1, 8, 5, 5)
     with torch.inference_mode():
-        same([fold_layers(net)(x)], [net(x)])
+        same([fold_abn(net)(x)], [net(x)])
 
 
 def test_norms_in_training_mode_are_not_folded():
@@ -167,7 +165,7 @@ def test_norms_in_training_mode_are_not_folded():
     net, x = nn.Sequential(Adapting(nn.Sequential(nn.Conv2d(8, 8, 1), InPlaceABN(8)))), torch.randn(2, 8, 5, 5)
     randomise(net)
     with torch.inference_mode():
-        same([fold_layers(net)(x)], [net.eval()(x)])
+        same([fold_abn(net)(x)], [net.eval()(x)])
 
 
 class OwnMasks(ROIHead):
@@ -208,8 +206,11 @@ def test_what_users_change_in_heads_is_part_of_training_and_inference(name):
     randomise(net.eval())
     folded = fold_abn(net)
     same(outputs(folded), outputs(net))
-    x, classes = torch.randn(2, net.roi_head.conv.conv1.in_channels, *net.roi_head.roi_size), torch.tensor([0, 1])
-    same([masks_of(folded.roi_head, x, classes)], [net.roi_head(x)[2][torch.arange(2), classes]])
+    boxes, classes = torch.tensor([[4.0, 5, 40, 60], [10, 0, 69, 80]]), torch.tensor([0, 1])
+    with torch.inference_mode():
+        features = folded.encode(PackedSequence([torch.randn(3, 70, 90)]))
+        x = net.options.rois(features.levels, boxes, torch.zeros(2, dtype=torch.long), features.padded_size)
+        same(folded.mask(features, [boxes], [classes]), [net.roi_head(x)[2][torch.arange(2), classes]])
 
 
 def test_parts_of_others_are_not_folded():
@@ -264,7 +265,7 @@ def test_packed_weights_follow_the_weight(kind):
 def test_winograd_has_the_activation_that_follows_the_sum_of_a_block(monkeypatch):
     monkeypatch.setattr(fused, "_saves_time", lambda *_: True)
     net, x = nn.Sequential(ResidualBlock(64, (64, 64), ABN)).eval(), torch.randn(1, 64, 9, 9)
-    folded = fold_layers(net)
+    folded = fold_abn(net)
     use_winograd(folded)
     with torch.inference_mode():
         assert_close(folded(x), net(x), rtol=0, atol=1e-4)

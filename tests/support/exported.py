@@ -11,7 +11,7 @@ from seamseg.contrib.deploy.network import ExportNet, export_net
 from seamseg.contrib.exported.package import _stated
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.models.build import build_network
-from seamseg.models.folding import fold_abn, fold_layers
+from seamseg.models.folding import fold_abn
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import class_map_prediction
 from seamseg.ops.norm import InPlaceABN
@@ -51,7 +51,7 @@ def classifier() -> Classifier:
 def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> ExportNet:
     """The module for export of a small network of a kind, classification included."""
     if kind == "classification":
-        return export_net(fold_layers(classifier()), MEAN, STD)
+        return export_net(fold_abn(classifier()), MEAN, STD)
     net = fold_abn(semantic_net()) if kind == "semantic" else detector(kind)
     return export_net(net, MEAN, STD, part, standard_ops)
 

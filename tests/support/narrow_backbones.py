@@ -4,9 +4,10 @@ from contextlib import ExitStack
 from unittest import mock
 
 from seamseg.config.kinds import BODIES
-from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, build_backbone, preactivation
-from seamseg.models.backbones.preactivation import ResNeXtArchitecture
-from seamseg.models.backbones.resnet import Architecture
+from seamseg.models.backbones import preactivation
+from seamseg.models.backbones.preactivation import DENSENETS, RESNEXTS, ResNeXtArchitecture
+from seamseg.models.backbones.resnet import RESNETS, Architecture
+from seamseg.models.build import build_backbone
 from seamseg.ops.norm import InPlaceABN
 
 NARROW = ("resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from seamseg.contrib.classification.config import ClassifierConfig, NetworkConfig
 from seamseg.contrib.classification.data import ImageBatch
-from seamseg.models.backbones import build_backbone, norm_factory
+from seamseg.models.build import build_backbone, norm_factory
 from seamseg.models.network import BatchOptions, Losses, Network
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError

@@ -20,8 +20,7 @@ from seamseg.config.kinds import KINDS
 from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import QUERY_OUTPUTS
 from seamseg.models.custom import WholeNetwork, predicted_maps
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.panoptic_inference import DenseOutputs
+from seamseg.models.panoptic import DenseOutputs, PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.nms import best_scores, nms_fixed
 from seamseg.ops.upsample import upsample_argmax
@@ -77,8 +76,11 @@ class DetectionExport(ExportNet):
         super().__init__(net, *arguments, **options)
         proposals, most = net.options.proposals.config.num_post_nms_val, net.options.selector.config.max_predictions
         self.rows = min(most, proposals * net.roi_head.num_things)
-        for i, stride in enumerate(net.options.anchors.strides):
-            self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
+        # the anchors of the first cell of each level
+        strides, ratios = net.options.anchors.strides, len(net.options.proposals.config.anchor_ratios)
+        cells = net.options.anchors(((1, 1),) * len(strides), torch.device("cpu"))
+        for i, cell in enumerate(cells.split(ratios)):
+            self.register_buffer(f"cell{i}", cell.clone())
         masks, classmap = ("mask_logits",) * net.roi_head.with_masks, ("classmap",) * (net.sem_head is not None)
         self.output_names = ("boxes", "classes", "scores", *masks, "count", *classmap, *net.map_formats)
 
@@ -128,7 +130,8 @@ class DetectionExport(ExportNet):
         # class by class, without the background
         boxes, scores = boxes.transpose(0, 1), scores[:, 1:].t()
         # of fixed size; the network reads how many boxes are usable, as NMS of all on a GPU would take gigabytes
-        scores = torch.where(selector.usable(boxes, scores) & exists, scores, -torch.inf)
+        usable = (scores > selector.config.score_threshold) & (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
+        scores = torch.where(usable & exists, scores, -torch.inf)
         kept, total = self._nms(boxes, scores, selector.config.nms_threshold, rows)
 
         # by class, unless some are left out; rows without a detection last

@@ -21,7 +21,7 @@ from onnxscript.onnx_opset import opset20
 
 from seamseg.contrib.deploy.network import ExportNet, example_inputs, failures_in_one_line, trace
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
-from seamseg.ops.activation import ACTIVATIONS
+from seamseg.ops.fused import ACTIVATIONS
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
 from seamseg.utils.output import quiet_logs

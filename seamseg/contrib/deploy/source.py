@@ -21,7 +21,7 @@ from seamseg.inference.predictor import OpenedModel, open_for_inference
 from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.models.folding import fold_layers
+from seamseg.models.folding import fold_abn
 from seamseg.models.network import Network
 from seamseg.ops.fused import PRECISIONS
 from seamseg.utils.errors import InputError
@@ -157,5 +157,5 @@ def _of_classifier(opened: OpenedClassifier, options: ExportOptions) -> ExportSo
         std=sizes.std,
         licence=options.licence,
     )
-    net = fold_layers(opened.net).to(PRECISIONS[options.precision])
+    net = fold_abn(opened.net).to(PRECISIONS[options.precision])
     return ExportSource(net, metadata, (sizes.crop_val, sizes.crop_val), None)

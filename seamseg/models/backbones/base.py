@@ -45,19 +45,19 @@ class BodyContext:
 class Backbone(nn.Module):
     """A network of stages `mod1`, `mod2`, ... for images; subclasses add the stages.
 
-    With `keep_outputs` it returns the outputs of all stages by name, otherwise the last one. `classes` are outputs of a
-    classifier on the global average, 0 for none. With `checkpoint` the backward pass computes stages again.
-    `out_channels` and `out_strides` are of the output of each stage, by name. An `initialised` network sets its initial
-    weights itself, a `pretrained` one loads them in `__init__`, so that `[body] num_frozen` may freeze them.
+    With `keep_outputs` it returns the outputs of all stages by name, otherwise the last one; with a `classifier` its
+    logits as well. With `checkpoint` the backward pass computes stages again. `out_channels` and `out_strides` are of
+    the output of each stage, by name. An `initialised` network sets its initial weights itself, a `pretrained` one
+    loads them in `__init__`, so that `[body] num_frozen` may freeze them.
     """
 
     initialised: ClassVar[bool] = False
     pretrained: ClassVar[bool] = False
 
-    def __init__(self, classes: int = 0, keep_outputs: bool = True, checkpoint: bool = False) -> None:
+    def __init__(self, keep_outputs: bool = True, checkpoint: bool = False) -> None:
         super().__init__()
         self.name = type(self).__name__
-        self.classes = classes
+        self.classifier: nn.Module | None = None
         self.keep_outputs = keep_outputs
         self.checkpoint = checkpoint
         self.out_channels: dict[str, int] = {}
@@ -74,12 +74,6 @@ class Backbone(nn.Module):
             self.out_channels[name] = channels
             self.out_strides[name] = self._stride
 
-    def _add_classifier(self, channels: int) -> None:
-        if self.classes > 0:
-            self.classifier = nn.Sequential(
-                OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(channels, self.classes))
-            )
-
     def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
         """Map images `N x 3 x H x W` to the outputs `N x C x h x w` of the stages and the logits of a `classifier`."""
         outputs: dict[str, Tensor] = {}
@@ -91,7 +85,7 @@ class Backbone(nn.Module):
             x = checkpointed(stage, x) if trained else stage(x)
             if self.keep_outputs and name in self.out_channels:
                 outputs[name] = x
-        if self.classes > 0:
+        if self.classifier is not None:
             outputs["classifier"] = x = self.classifier(x)
         return outputs if self.keep_outputs else x
 
@@ -102,10 +96,9 @@ class Backbone(nn.Module):
 
     def freeze(self, modules: int) -> None:
         """Exclude the parameters of `mod1`..`mod<modules>`, and of what lies between them, from training."""
-        if modules > 0:
-            last = self._order.index(f"mod{modules}")
-            for name in self._order[: last + 1]:
-                self.get_submodule(name).requires_grad_(False)
+        last = self._order.index(f"mod{modules}")
+        for name in self._order[: last + 1]:
+            self.get_submodule(name).requires_grad_(False)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -220,7 +213,11 @@ class FPN(nn.Module):
         for lateral, x in list(zip(self.lateral, maps))[:0:-1]:
             sums.insert(0, self._sum(lateral, x, *sums[:1]))
         finest, output, inputs = self.lateral[0], self.output[0], (maps[0], *sums[:1])
-        if is_plain(output, NormSequential) and is_trained_in_half(maps[0], cast(nn.Module, finest.bn), output[-1]):
+        if (
+            torch.is_grad_enabled()
+            and is_plain(output, NormSequential)
+            and is_trained_in_half(maps[0], cast(nn.Module, finest.bn), output[-1])
+        ):
             conv, norm = output
             assert isinstance(norm, InPlaceABN)
             # the largest sum, which nothing else reads, is made again; the convolution ends the part and runs once

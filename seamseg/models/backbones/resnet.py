@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
-from seamseg.ops.activation import activate_
-from seamseg.ops.norm import InPlaceABN, NormSequential, PointwiseConv, is_inplace, is_plain, is_pointwise, run_layers
+from seamseg.ops.fused import activate
+from seamseg.ops.norm import IN_PLACE, InPlaceABN, NormSequential, PointwiseConv, is_plain, is_pointwise, run_layers
 from seamseg.ops.pooling import MaxPool3x3
 
 
@@ -60,18 +60,20 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
         activation = (self.activation, self.activation_param)
-        if not is_inplace(self.convs[-1]) or not is_plain(self.convs, NormSequential):
+        if not is_plain(self.convs[-1], *IN_PLACE) or not is_plain(self.convs, NormSequential):
             shortcut = run_layers((self.proj_conv, self.proj_bn), x) if self.has_projection else x
             branch = self.convs(x)
             # without gradients the addends are not needed again
-            return activate_(branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut), *activation)
+            total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
+            return activate(total, *activation, inplace=True)
         # norm, sum and activation in one operation, which keeps only its result for the backward pass
         *layers, convolution, last = self.convs
         assert isinstance(last, InPlaceABN)
         branch, deferred = last.convolve(convolution, run_layers(layers, x))
         if not self.has_projection:
             return last.add(branch, x, *activation, deferred)
-        if is_inplace(self.proj_bn) and is_pointwise(self.proj_conv, strided=True) and self.proj_conv.bias is None:
+        pointwise = is_pointwise(self.proj_conv, strided=True) and self.proj_conv.bias is None
+        if pointwise and is_plain(self.proj_bn, *IN_PLACE):
             return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation, deferred)
         return last.add(branch, run_layers((self.proj_conv, self.proj_bn), x), *activation, deferred)
 
@@ -129,7 +131,7 @@ class ResNet(Backbone):
         )
         pooling, _ = stages[0]
         if pooling > 1:
-            stem["pool1"] = MaxPool3x3(pooling)
+            stem["pool1"] = MaxPool3x3(3, pooling, 1)
         self._add("mod1", NormSequential(stem), 2 * pooling, width)
         for i, (stride, dilations) in enumerate(stages, start=2):
             channels, blocks = architecture.channels(i), OrderedDict[str, nn.Module]()
@@ -139,4 +141,3 @@ class ResNet(Backbone):
                 blocks[f"block{block}"] = ResidualBlock(width, channels, norm, first, d, dropouts[i - 2])
                 width = channels[-1]
             self._add(f"mod{i}", nn.Sequential(blocks), step, width)
-        self._add_classifier(width)

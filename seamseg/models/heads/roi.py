@@ -17,7 +17,7 @@ from seamseg.models.heads.rpn import BACKGROUND, box_targets
 from seamseg.models.network import Terms
 from seamseg.ops.boxes import box_area, crowd_fraction, match_boxes, smooth_l1
 from seamseg.ops.nms import nth_true, rank_samples
-from seamseg.ops.norm import NormSequential, is_inplace, is_tiling, run_layers
+from seamseg.ops.norm import IN_PLACE, NormSequential, is_plain, is_tiling, run_layers
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
 from seamseg.structures import PackedSequence, Things, upload
 
@@ -101,7 +101,7 @@ class ROIHead(nn.Module):
         *layers, enlarge, norm = self.conv
         x = run_layers(layers, x)
         doubles = is_tiling(enlarge) and enlarge.stride == (2, 2) and enlarge.bias is None
-        if rows is not None and norm.training and is_inplace(norm) and doubles:
+        if rows is not None and norm.training and doubles and is_plain(norm, *IN_PLACE):
             # the other regions are needed for the statistics only: their maps are not computed
             x = norm.upsample_rows(x, rows, enlarge)  # type: ignore[arg-type]
         else:

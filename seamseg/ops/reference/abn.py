@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from seamseg.ops._library import widened
-from seamseg.ops.activation import activate_, activation_gradient, deactivate
+
+_ELU = 1
+"""Code of the activation elu; another one is a leaky ReLU, of slope 1 for identity."""
 
 
 def abn_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +30,8 @@ def abn_transform(
     z = (widened(x) - _across(mean, x)).mul_(_across(scale, x)).add_(_across(bias, x))
     if residual is not None:
         z = z.add_(residual)
-    return activate_(z, _NAMES[activation], parameter).to(x.dtype)
+    z = functional.elu_(z, parameter) if activation == _ELU else functional.leaky_relu_(z, parameter)
+    return z.to(x.dtype)
 
 
 def abn_backward_reduce(
@@ -36,7 +40,7 @@ def abn_backward_reduce(
     """See :func:`seamseg.ops.abn_steps.abn_backward_reduce`."""
     dz, z = _rebuild(dy, y, residual, bias, activation, parameter)
     dims = [0, *range(2, y.dim())]
-    squares = deactivate(widened(y), _NAMES[activation], parameter).square().sum(dims)
+    squares = _deactivate(widened(y), activation, parameter).square().sum(dims)
     return dz.sum(dims), dz.mul_(z).sum(dims), squares
 
 
@@ -167,17 +171,26 @@ def gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
 CORRECTED = 16
 """Multiple of the spacing of the stored numbers below which the kernel corrects the gradient of a scale."""
 
-_NAMES = ("leaky_relu", "elu")
-
 
 def _rebuild(
     dy: Tensor, y: Tensor, residual: Tensor | None, bias: Tensor, activation: int, parameter: float
 ) -> tuple[Tensor, Tensor]:
     """Compute `dy act'(z)` and `z - residual - bias`, both new tensors in full precision."""
-    wide = widened(y)
-    dz = activation_gradient(widened(dy), wide, _NAMES[activation], parameter)
-    z = deactivate(wide, _NAMES[activation], parameter) - _across(bias, y)
+    wide, dwide = widened(y), widened(dy)
+    if activation == _ELU:
+        dz: Tensor = torch.ops.aten.elu_backward(dwide, parameter, 1.0, 1.0, True, wide)
+    else:
+        dz = torch.ops.aten.leaky_relu_backward(dwide, wide, parameter, True)
+    z = _deactivate(wide, activation, parameter) - _across(bias, y)
     return dz, z if residual is None else z.sub_(residual)
+
+
+def _deactivate(y: Tensor, activation: int, parameter: float) -> Tensor:
+    """Compute `z` such that `act(z) = y`; where an elu is saturated, a large finite one: its gradient is 0 there."""
+    if activation == _ELU:
+        floor = torch.finfo(y.dtype).eps - 1
+        return torch.where(y > 0, y, torch.log1p((y / parameter).clamp_(floor, 0)))
+    return functional.leaky_relu(y, 1 / parameter)
 
 
 def _across(values: Tensor, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from support.golden_weights import load_golden, sample_positions, stored
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.models.backbones import build_backbone, norm_factory
+from seamseg.models.build import build_backbone, norm_factory
 
 CASES = stored()["cases"]
 STEPS = stored()["train_step"]

@@ -8,7 +8,7 @@ from support.golden_files import numpy_permutation
 from support.sections import roi, things
 from torch.testing import assert_close
 
-from seamseg.models import panoptic_inference
+from seamseg.models import panoptic
 from seamseg.models.heads.roi import (
     IGNORED_PIXEL,
     ProposalMatcher,
@@ -22,7 +22,7 @@ from seamseg.models.heads.roi import (
     of_class,
 )
 from seamseg.models.heads.rpn import BACKGROUND, box_targets
-from seamseg.models.panoptic_inference import DetectionSelector, masks_of
+from seamseg.models.panoptic import DetectionSelector
 from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
@@ -155,13 +155,6 @@ def test_mask_logits_of_some_rows_still_use_the_statistics_of_all(norm, monkeypa
     assert head.conv.conv1.weight.grad is not None
 
 
-def test_masks_of_the_chosen_classes_are_those_of_all():
-    torch.manual_seed(0)
-    head = ROIHead(roi(fc_channels=8, conv_channels=4), 6, 3, ABN).eval()
-    x, classes = torch.randn(5, 6, 14, 14), torch.tensor([2, 0, 1, 2, 0])
-    assert_close(masks_of(head, x, classes), head.masks(x)[torch.arange(5), classes])
-
-
 @pytest.mark.parametrize("limit", [1000, 30])
 def test_detections_equal_the_original(limit):
     select = DetectionSelector(roi(nms_threshold=0.5, max_predictions=limit))
@@ -175,7 +168,7 @@ def test_detections_equal_the_original(limit):
 @pytest.mark.parametrize("limit", [10, 1000])
 def test_detections_in_fixed_sizes_are_the_same(limit, candidates, monkeypatch):
     """With ties, and without any: all of them, or it is known that others may be missing."""
-    monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
+    monkeypatch.setattr(panoptic, "CANDIDATES", candidates)
     generator, known = torch.Generator().manual_seed(0), 0
     for threshold, proposals in [(0.05, 200), (0.3, 200), (0.9, 30), (0.05, 0), (0.05, 1)]:
         select = DetectionSelector(roi(score_threshold=threshold, nms_threshold=0.5, max_predictions=limit))
@@ -185,7 +178,7 @@ def test_detections_in_fixed_sizes_are_the_same(limit, candidates, monkeypatch):
         scores = torch.softmax(torch.randn(proposals, 5, generator=generator) * 2, dim=1).mul(20).round() / 20
         wanted, (*found, state) = select(boxes, scores), select.padded(boxes, scores)
         count, complete = state.tolist()
-        assert complete or candidates < select.usable(boxes, scores[:, 1:]).sum()
+        assert complete or candidates < (scores[:, 1:] > threshold).sum()
         known += complete
         for one, other in zip(found, wanted, strict=True):
             assert not complete or torch.equal(one[:count], other)
@@ -196,8 +189,9 @@ def test_detections_in_fixed_sizes_are_the_same(limit, candidates, monkeypatch):
 def test_empty_and_undefined_boxes_are_no_detections():
     boxes = torch.tensor([[0.0, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, 0], [0, 0, float("nan"), 1], [0, 0, 1, 1]])
     scores = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.5])
-    usable = DetectionSelector(roi(score_threshold=0.5)).usable(boxes, scores)
-    assert usable.tolist() == [True, False, False, False, False]
+    found, _, best = DetectionSelector(roi(score_threshold=0.5))(boxes[:, None], torch.stack((1 - scores, scores), 1))
+    assert found.tolist() == [[0, 0, 1, 1]]
+    assert_close(best, scores[:1])
 
 
 def test_boxes_of_a_batch_are_clipped_image_by_image():

@@ -113,8 +113,6 @@ class TimmBackbone(Backbone):
 
     def freeze(self, modules: int) -> None:
         """Exclude the parameters of `mod1`..`mod<modules>` from training: the stem, `mod1`, and stages."""
-        if modules <= 0:
-            return
         names = [name for name, _ in self.model.named_parameters()]
         counts = self._levels.counts(names)
         # stages whose modules have no parameters, or the same
