@@ -15,8 +15,8 @@ from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats import cvat, label_studio
 from seamseg.maps.formats.id_png import write_id_png
 from seamseg.maps.formats.metadata import Metadata, class_infos
-from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
-from seamseg.predicting.source import Source, Video
+from seamseg.maps.predictions import ArrayPrediction
+from seamseg.predicting.source import Source
 from seamseg.predicting.writers.images import OutputFormat, Record, Records
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
@@ -90,16 +90,11 @@ class LabelStudioWriter(_ToolWriter):
     """
 
     map_only = True
+    of_files = True
     file = f"{label_studio.TASKS}/{{}}.json"
 
     def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
         super().__init__(out / "labelstudio", metadata, keys)
-
-    def problem(self, network: InferenceNetwork, video: Video | None) -> str | None:
-        """See :meth:`OutputFormat.problem`."""
-        if video is None:
-            return None
-        return f"Label Studio shows images that are files, not frames of {video.relative}; save them as images first"
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> None:
         """Write the task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from seamseg.checkpoints.bundle import ModelFile, kind_of, load_built
+from seamseg.config import Config
 from seamseg.config.components import NotLoaded
 from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize
 from seamseg.fusion import copy_to_host, download
 from seamseg.inference.acceleration import CompiledDense, CudaGraphCache
-from seamseg.inference.options import OF_PARTS, Augmentation, InferenceOptions
+from seamseg.inference.options import Augmentation, InferenceOptions
 from seamseg.inference.tta import predict_augmented
+from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
 from seamseg.models.build import build_network
 from seamseg.models.custom import predicted_maps
@@ -182,16 +184,17 @@ def run_by_torch(
     return TorchNetwork(net, normalise, device) if own is None else cast(InferenceNetwork, own)
 
 
+@dataclass
 class TrainedModel:
     """A trained model that is opened; see :class:`seamseg.inference.predictor.OpenedModel`."""
 
-    def __init__(self, opened: ModelFile, device: torch.device, options: InferenceOptions) -> None:
-        self._opened, self._device = opened, device
-        self.name, self.config, self.kind = opened.name, opened.config, opened.config.kind
-        if self.config.general.network != SEAMLESS and (name := options.changed(OF_PARTS)):
-            raise InputError(f"`{name}` is for networks of body and heads, not for {self.config.general.network}")
-        self.metadata = replace(opened.metadata, images=[])
-        self.reference: InputSize | None = opened.reference
+    name: str
+    config: Config
+    kind: str
+    metadata: Metadata
+    reference: InputSize | None
+    opened: ModelFile
+    device: torch.device
 
     def input_size(self, options: InferenceOptions) -> InputSize:
         """Return the size of the network's input."""
@@ -199,7 +202,7 @@ class TrainedModel:
 
     def build(self, options: InferenceOptions) -> InferenceNetwork:
         """Return the network."""
-        opened, device = self._opened, self._device
+        opened, device = self.opened, self.device
         if options.cuda_graphs and device.type != "cuda":
             raise InputError(f"`cuda_graphs=True` needs a GPU, the device is {device}")
         build = partial(build_network, opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)

@@ -16,10 +16,11 @@ from PIL import Image
 
 from seamseg.checkpoints.model_path import library_of, local_model
 from seamseg.config import Config
+from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
 from seamseg.inference.images import ImageInput, equal_size_batches, prepare_image
-from seamseg.inference.options import LEAST_SIDE, InferenceOptions, Thresholds, Tiling
+from seamseg.inference.options import LEAST_SIDE, OF_PARTS, InferenceOptions, Thresholds, Tiling
 from seamseg.inference.results import RESULTS
 from seamseg.inference.results.base import ImageResult, choose_classes
 from seamseg.inference.tiling import first_side, predict_in_tiles
@@ -381,7 +382,12 @@ def open_for_inference(
             raise
         raise InputError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
     chosen = choose_device(device)
-    return TrainedModel(open_model(model, config, meta, list(options.overrides)), chosen, options)
+    file = open_model(model, config, meta, list(options.overrides))
+    network = file.config.general.network
+    if network != SEAMLESS and (name := options.changed(OF_PARTS)):
+        raise InputError(f"`{name}` is for networks of body and heads, not for {network}")
+    classes = replace(file.metadata, images=[])
+    return TrainedModel(file.name, file.config, file.config.kind, classes, file.reference, file, chosen)
 
 
 def build_predictor(

@@ -259,8 +259,13 @@ class PredictSettings:
         video = next((s for s in sources if isinstance(s, Video)), None)
         for name, writer in zip(self.format_names, writers):
             writer.least_score, writer.chosen = options.score_threshold or 0.0, predictor.classes
-            if problem := writer.problem(predictor.network, video):
-                raise InputError(f"`formats={name}`: {problem}")
+            if writer.of_torch and not predictor.network.uses_torch:
+                raise InputError(f"`formats={name}`: format {name} holds tensors, an exported network returns none")
+            if writer.of_files and video is not None:
+                raise InputError(
+                    f"`formats={name}`: format {name} names images that are files, not frames of {video.relative}; "
+                    "save them as images first"
+                )
         if options.hide is not None:
             if not RESULTS[predictor.kind].located:
                 raise InputError(f"`hide={options.hide}`: {NOT_LOCATED}")

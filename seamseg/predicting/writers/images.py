@@ -21,10 +21,10 @@ from seamseg.inference.results.detections import Detections
 from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult
-from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork
+from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.maps.visualize.overlay import draw_legend
-from seamseg.predicting.source import Source, Video
+from seamseg.predicting.source import Source
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
 
@@ -56,6 +56,8 @@ class OutputFormat(ABC, Generic[R]):
     needs_photo : whether :meth:`write` needs the pixels of the image
     all_classes : whether it contains all classes whatever the user chooses, so that a choice is an error
     probabilities : whether it needs the probabilities of a semantic network
+    of_torch : whether it holds tensors, which an exported network does not return
+    of_files : whether it names the files of the images, which frames of videos do not have
     map_only : whether it reads no detections of a panoptic network; if so for all formats, `prediction` may lack those
         that score too low for the panoptic map; not inherited
     least_score, chosen : detections score above, by default all that the network returns, as average precision needs;
@@ -69,6 +71,8 @@ class OutputFormat(ABC, Generic[R]):
     needs_photo: bool = False
     all_classes: bool = False
     probabilities: bool = False
+    of_torch: bool = False
+    of_files: bool = False
     map_only: bool = False
     least_score: float = 0.0
     chosen: Sequence[int] | None = None
@@ -77,10 +81,6 @@ class OutputFormat(ABC, Generic[R]):
         self.out = out
         self.metadata = metadata
         self.keys = keys
-
-    def problem(self, network: InferenceNetwork, video: Video | None) -> str | None:
-        """Return why the results of a network, or of a video, cannot be written; None if they can."""
-        return None
 
     def paths(self, source: Source) -> list[Path]:
         """Return the files of an image, as far as they are known in advance."""

@@ -26,9 +26,9 @@ from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.formats.vistas import INSTANCES_PER_LABEL, image_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.pasting import paste_detections
-from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
+from seamseg.maps.predictions import ArrayPrediction, MapFormat
 from seamseg.maps.visualize.maps import encode_map
-from seamseg.predicting.source import Source, Video
+from seamseg.predicting.source import Source
 from seamseg.predicting.writers.images import OutputFormat, Record, Records
 from seamseg.utils.files import replacing, write_atomically, write_json
 
@@ -259,11 +259,8 @@ class RawWriter(OutputFormat[ImageResult]):
 
     kinds = ("panoptic", "instance_seg", "detection")
     all_classes = True
+    of_torch = True
     file = "{}.pth.tar"
-
-    def problem(self, network: InferenceNetwork, video: Video | None) -> str | None:
-        """See :meth:`OutputFormat.problem`."""
-        return None if network.uses_torch else "format raw holds tensors, an exported network returns none"
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: ImageResult) -> None:
         """Write the tensors."""
