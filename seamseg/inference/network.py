@@ -62,21 +62,13 @@ class TorchNetwork(InferenceNetwork):
         self.fixed_size = self.on_gpu and augmentation is None and net.of_parts
         self.graphs: CudaGraphCache | None = None
         self._uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # layers of others may keep what they compute, and compiled code may not be called from several threads
+        ours = all(type(m).__module__.partition(".")[0] in ("seamseg", "torch") for m in net.modules())
+        self.concurrent = ours and not (self.on_gpu or net.compiled or net.options.run_dense)
         self.nms_threshold = net.nms_threshold
         self.map_formats = net.map_formats
         if net.predicts_ids:
             self.tiles_problem = f"the network {self.net.name} predicts ids, which tiles do not share"
-
-    @property
-    def images_at_a_time(self) -> int:
-        """See :class:`seamseg.maps.predictions.InferenceNetwork`; 1 also for layers of others and compiled networks.
-
-        Layers of others may keep what they compute, and compiled code may not be called from several threads.
-        """
-        ours = all(type(m).__module__.partition(".")[0] in ("seamseg", "torch") for m in self.net.modules())
-        if self.on_gpu or not ours or self.net.compiled or self.net.options.run_dense is not None:
-            return 1
-        return torch.get_num_threads()
 
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:
         """See :class:`seamseg.maps.predictions.InferenceNetwork`."""

@@ -289,16 +289,15 @@ class Predictor(Generic[R]):
         of at most :data:`SMALL_INPUT` pixels, each thread of torch has an image of its own. With 1, :meth:`raw` is for
         this thread, and the call for those that make results of its outputs.
         """
-        count = self.network.images_at_a_time
         height, width = self.input_size.scaled((1024, 2048))
-        if count == 1 or height * width > SMALL_INPUT:
+        if not self.network.concurrent or height * width > SMALL_INPUT:
             yield 1, self.network.begin_thread
             return
         import torch
 
         threads = torch.get_num_threads()
         try:
-            yield count, partial(torch.set_num_threads, 1)
+            yield threads, partial(torch.set_num_threads, 1)
         finally:
             # it is also what further threads of this process begin with
             torch.set_num_threads(threads)

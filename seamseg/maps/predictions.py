@@ -210,7 +210,7 @@ class InferenceNetwork(ABC):
     nms_threshold : IoU from which a detection suppresses others; None for a network without detections
     tiles_problem : why images cannot be processed in tiles; None if they can
     map_formats : formats of the output maps of custom heads by name
-    images_at_a_time : how many threads may run it at a time, each in one thread of torch
+    concurrent : whether several threads may run it at a time, each in one thread of torch
     """
 
     kind: str
@@ -218,15 +218,11 @@ class InferenceNetwork(ABC):
     device: Any
     on_gpu: bool = False
     uses_torch: bool = True
+    concurrent: bool = False
     averaged: bool = False
     nms_threshold: float | None = None
     tiles_problem: str | None = None
     map_formats: Mapping[str, MapFormat] = MappingProxyType({})
-
-    @property
-    def images_at_a_time(self) -> int:
-        """See the attributes."""
-        return 1
 
     @abstractmethod
     def run(self, images: Sequence[np.ndarray], least_score: float = 0.0) -> list[ArrayPrediction]:

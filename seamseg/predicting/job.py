@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -364,8 +364,9 @@ class ImageReader:
 
     def read(self, workers: int) -> Generator[DecodedImage | UnreadableSource, None, None]:
         """Yield the images in order, decoded on `workers` threads; in this one with 0 or 1, and large ones."""
+        images = ((file_stamp(source.path), source) for source in self.images)
         for alone, items in groupby(
-            self._items(),
+            chain(images, *(self._frames(*numbered) for numbered in enumerate(self.videos))),
             # what is decoded ahead is not large, nor is a frame of a video
             lambda one: workers <= 1 or (not one[1].ahead and pixel_count(one[1].path) > ALONE_PIXELS),
         ):
@@ -380,18 +381,15 @@ class ImageReader:
                 READ_AHEAD_BYTES,
             )
 
-    def _items(self) -> Iterator[tuple[str, Source]]:
-        for source in self.images:
-            yield file_stamp(source.path), source
+    def _frames(self, number: int, video: Video) -> Iterator[tuple[str, Source]]:
         whole = len(self.videos) >= self.size
-        for number, video in enumerate(self.videos):
-            if whole and number % self.size != self.rank:
-                continue
-            stamp = file_stamp(video.address)
-            missing = (item for item in video.items() if self.done.get(item.name) != (item.relative, stamp))
-            for position, item in enumerate(missing, 1):
-                if whole or position % self.size == self.rank:
-                    yield stamp, item
+        if whole and number % self.size != self.rank:
+            return
+        stamp = file_stamp(video.address)
+        missing = (item for item in video.items() if self.done.get(item.name) != (item.relative, stamp))
+        for position, item in enumerate(missing, 1):
+            if whole or position % self.size == self.rank:
+                yield stamp, item
 
     def _decode(self, stamp: str, source: Source) -> DecodedImage | UnreadableSource:
         try:

@@ -14,7 +14,6 @@ from pycocotools import mask as coco_masks
 
 import seamseg
 from seamseg.inference.anonymize import private_regions
-from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.panoptic_map import PanopticResult
@@ -196,15 +195,14 @@ def test_a_gpu_computes_batches(micro_run, micro, tmp_path, seamseg_main, monkey
 
     def counting(settings, device):
         predictor = load(settings, device)
-        predictor.network.on_gpu = on_gpu
+        # one after the other, as on a GPU
+        predictor.network.on_gpu, predictor.network.concurrent = on_gpu, False
         predictor = Predictor(predictor.network, predictor.metadata, predictor.input_size, predictor.thresholds)
         start = predictor.start
         predictor.start = lambda images: sizes.append(len(images)) or start(images)
         return predictor
 
     monkeypatch.setattr(PredictSettings, "load", counting)
-    # one after the other, as on a GPU
-    monkeypatch.setattr(TorchNetwork, "images_at_a_time", 1)
     assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "out", "--format", "coco", *words) == 0
     assert (max(sizes), sum(sizes)) == (largest, 7)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -37,6 +37,7 @@ Records = Callable[[], Iterator[Record]]
 R = TypeVar("R", bound=ImageResult, contravariant=True)
 
 
+@dataclass(eq=False, repr=False)
 class OutputFormat(ABC, Generic[R]):
     """An output format for results of type `R`; derive from it, and register the class.
 
@@ -65,22 +66,20 @@ class OutputFormat(ABC, Generic[R]):
         detections from the prediction
     """
 
-    kinds: tuple[str, ...] = ()
-    file: str = ""
-    final: str = ""
-    needs_photo: bool = False
-    all_classes: bool = False
-    probabilities: bool = False
-    of_torch: bool = False
-    of_files: bool = False
-    map_only: bool = False
-    least_score: float = 0.0
-    chosen: Sequence[int] | None = None
-
-    def __init__(self, out: Path, metadata: Metadata, keys: Any = None) -> None:
-        self.out = out
-        self.metadata = metadata
-        self.keys = keys
+    kinds: ClassVar[tuple[str, ...]] = ()
+    file = ""
+    final = ""
+    needs_photo = False
+    all_classes = False
+    probabilities = False
+    of_torch = False
+    of_files = False
+    map_only = False
+    out: Path
+    metadata: Metadata
+    keys: Any = None
+    least_score: float = field(default=0.0, init=False)
+    chosen: Sequence[int] | None = field(default=None, init=False)
 
     def paths(self, source: Source) -> list[Path]:
         """Return the files of an image, as far as they are known in advance."""
