@@ -14,7 +14,7 @@ from seamseg.extensions import COMMANDS
 ROOT = Path(__file__).parents[1]
 TESTS = (
     *("config", "data", "predicting", "validation", "checkpoints", "inference", "inplace_abn", "components", "utils"),
-    *("test_fusion.py", "test_structures.py", "test_python.py", "test_kinds.py"),
+    *("test_fusion.py", "test_structures.py", "test_python.py"),
 )
 """Tests of the core; those of `models`, `ops` and `training`, which import nothing else, take too long here."""
 

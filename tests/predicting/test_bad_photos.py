@@ -124,7 +124,6 @@ def listed(tmp_path):
     [
         ("decoder", StopIteration(), ("--workers", "0"), "cannot be decoded: StopIteration"),
         ("decoder", MemoryError("large"), ("--workers", "2"), "cannot be decoded: MemoryError: large"),
-        ("decoder", RecursionError("deep"), ("--workers", "2"), "cannot be decoded: RecursionError: deep"),
         ("network", RuntimeError("it\nburns"), ("--batch-size", "3"), "the network fails (RuntimeError: it burns)"),
         ("network", SeamsegError("head edge, e.py line 5: TypeError"), ("--workers", "0"), "head edge, e.py line 5"),
         ("format", MemoryError("full"), (), "its outputs cannot be made (MemoryError: full)"),
