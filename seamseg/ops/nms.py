@@ -104,16 +104,3 @@ def best_scores(scores: Tensor, count: int) -> Tensor:
         candidates = torch.searchsorted(chosen.cumsum(0), torch.arange(1, count + 1, device=scores.device))
         return candidates[torch.argsort(scores[candidates], descending=True, stable=True)]
     return torch.argsort(scores, descending=True, stable=True)
-
-
-def rows_of_groups(group: Tensor, groups: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of each group 0 to `groups - 1` in `group` (int64 `A`), in their order, `groups x most`.
-
-    Also which of them exist, and the number of rows of each group, which is not limited.
-    """
-    order = torch.argsort(group, stable=True)
-    stops = torch.searchsorted(group[order], torch.arange(groups, device=group.device), right=True)
-    starts = torch.cat((stops.new_zeros(1), stops[:-1]))
-    row = starts[:, None] + torch.arange(most, device=group.device)
-    exists = row < stops[:, None]
-    return order[torch.where(exists, row, 0)], exists, stops - starts

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.ops.nms import best_scores, first_true, nth_true, random_subset, rank_samples, rows_of_groups
+from seamseg.ops.nms import best_scores, first_true, nth_true, random_subset, rank_samples
 
 masks = st.lists(st.booleans(), max_size=40).map(lambda values: torch.tensor(values, dtype=torch.bool))
 
@@ -57,16 +57,6 @@ def test_best_scores_are_those_of_a_stable_sort(values, count):
         best_scores(scores, count).tolist()
         == torch.argsort(scores, descending=True, stable=True).tolist()[: count or None]
     )
-
-
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 5))
-def test_rows_of_groups_are_those_of_each_in_order(values, most):
-    rows, exists, counts = rows_of_groups(torch.tensor(values), 4, most)
-    for group in range(4):
-        wanted = [row for row, value in enumerate(values) if value == group]
-        assert rows[group, exists[group]].tolist() == wanted[:most]
-        assert counts[group] == len(wanted)
 
 
 @settings(max_examples=60)

@@ -14,7 +14,7 @@ from seamseg.config.sections import Rpn
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.network import Terms
 from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
-from seamseg.ops.nms import best_scores, first_true, nms_fixed, nth_true, rank_samples, rows_of_groups
+from seamseg.ops.nms import best_scores, first_true, nms_fixed, nth_true, rank_samples
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence, Things, upload
 
@@ -169,8 +169,15 @@ class ProposalGenerator:
         kept, _ = nms_fixed(boxes, scores, self.config.nms_threshold, num_post, image)
 
         image = torch.where(kept >= 0, image[kept], images)
-        rows, exists, counts = rows_of_groups(image, images, min(num_post, most) if num_post > 0 else most)
-        return torch.where(exists[:, :, None], boxes[kept[rows]], torch.nan), counts
+        # the rows of each image, in their order
+        order = torch.argsort(image, stable=True)
+        stops = torch.searchsorted(image[order], torch.arange(images, device=image.device), right=True)
+        starts = torch.cat((stops.new_zeros(1), stops[:-1]))
+        limit = min(num_post, most) if num_post > 0 else most
+        row = starts[:, None] + torch.arange(limit, device=image.device)
+        exists = row < stops[:, None]
+        kept = kept[order[torch.where(exists, row, 0)]]
+        return torch.where(exists[:, :, None], boxes[kept], torch.nan), stops - starts
 
     def candidates(
         self,
