@@ -10,7 +10,7 @@ shared with the network that it is made of, up to `to_batchnorm`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +66,9 @@ def plain_predictor(predictor: Predictor[Panoptic], separated: bool = False) -> 
 class PlainNet(PanopticNet):
     """The network; see the module's description."""
 
-    def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Score all boxes in one batch, see the base class."""
-        return self.roi_head.boxes(self.options.rois(features.levels, boxes, index, features.padded_size))
+    def _roi_chunks(self, features: Features, boxes: Tensor, index: Tensor) -> Iterator[tuple[Tensor, slice]]:
+        """Yield all boxes as one batch, see the base class."""
+        yield self.options.rois(features.levels, boxes, index, features.padded_size), slice(None)
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
         """Compute the masks of all classes and take those of the detections, see the base class."""

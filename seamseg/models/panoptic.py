@@ -379,7 +379,8 @@ class PanopticNet(Network):
     ) -> list[tuple[Tensor, Tensor]]:
         """Return a box (of NaN for proposals of NaN) for each proposal and class, and the scores, of each image."""
         boxes, index = features.rows(proposals)
-        cls_logits, bbx_logits = self.score_boxes(features, boxes.nan_to_num(), index)
+        parts = [self.roi_head.boxes(x) for x, _ in self._roi_chunks(features, boxes.nan_to_num(), index)]
+        cls_logits, bbx_logits = torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
         scores = torch.softmax(cls_logits.float(), dim=1)
         # made on the device: an upload would be part of a CUDA graph, but its source not
         weights = torch.stack([boxes.new_full((), x) for x in self.options.selector.config.bbx_reg_weights])
@@ -388,11 +389,6 @@ class PanopticNet(Network):
         rows = [0 if p is None else p.shape[0] for p in proposals]
         images = zip(torch.split(decoded, rows), torch.split(scores, rows), sizes)
         return [(clip_boxes(part, size), part_scores) for part, part_scores, size in images]
-
-    def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
-        parts = [self.roi_head.boxes(x) for x, _ in self._roi_chunks(features, boxes, index)]
-        return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
         """Return mask logits `D x 28 x 28` of the detections of each image; None without masks."""

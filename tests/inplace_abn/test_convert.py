@@ -22,7 +22,6 @@ from seamseg.inplace_abn._convert import ResidualABN
 from seamseg.inplace_abn._equality import check_equal
 from seamseg.models.build import build_network
 from seamseg.ops.norm import NormSequential
-from seamseg.structures import PackedSequence
 
 
 def randomize(network, seed=0, negative=0.0):
@@ -419,15 +418,10 @@ def test_panoptic_network(mode):
     net = randomize(build_network(tiny_config(mode=mode), 2, 3), negative=0.5).eval()
     made = to_batchnorm(net)
     assert not any(isinstance(layer, ABN) for layer in made.modules())
-    images, index = PackedSequence([torch.randn(3, 70, 90)]), torch.zeros(2).long()
-    boxes = torch.tensor([[4.0, 5, 40, 60], [0, 0, 20, 20]])
-    found = []
-    for network in (net, made):
-        with torch.inference_mode():
-            features = network.encode(images)
-            masks = network.mask(features, [boxes], [torch.tensor([0, 1])])[0]
-            scores = network.score_anchors(features)[1:]
-            cls, bbx = network.score_boxes(features, boxes, index)
-            found.append([*features.levels, *scores, cls, bbx, masks, network.sem_head(features.levels)])
-    for expected, result in zip(*found, strict=True):
-        assert_close(result, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    x, rois = torch.randn(1, 3, 64, 96), torch.randn(2, net.roi_head.conv.conv1.in_channels, *net.roi_head.roi_size)
+    with torch.inference_mode():
+        dense, other = net.dense(x), made.dense(x)
+        expected = [*dense.levels, dense.obj_logits, dense.bbx_logits, dense.semantic_logits, *net.roi_head(rois)]
+        found = [*other.levels, other.obj_logits, other.bbx_logits, other.semantic_logits, *made.roi_head(rois)]
+    for result, wanted in zip(found, expected, strict=True):
+        assert_close(result, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))

@@ -36,17 +36,12 @@ def network(**arguments):
 @torch.inference_mode()
 def outputs(net, size=(70, 90)):
     images = PackedSequence([torch.randn(3, *size, generator=torch.Generator().manual_seed(1)) for _ in range(2)])
-    features = net.encode(images)
-    _, obj_logits, bbx_logits = net.score_anchors(features)
+    dense = net.dense(net.padded(images)[0])
     boxes = torch.tensor([[4.0, 5, 40, 60], [10, 0, 69, 80], [0, 0, 20, 20]])
-    index = torch.tensor([0, 1, 1])
-    cls, bbx = net.score_boxes(features, boxes, index)
-    found = [*features.levels, obj_logits, bbx_logits, cls, bbx]
-    if net.roi_head.with_masks:
-        found.append(net.roi_head.conv(net.options.rois(features.levels, boxes, index, features.padded_size)))
-    if net.sem_head is not None:
-        found.append(net.sem_head(features.levels))
-    return found
+    rois = net.options.rois(dense.levels, boxes, torch.tensor([0, 1, 1]), size)
+    masks = [net.roi_head.conv(rois)] if net.roi_head.with_masks else []
+    semantic = [] if net.sem_head is None else [dense.semantic_logits]
+    return [*dense.levels, dense.obj_logits, dense.bbx_logits, *net.roi_head.boxes(rois), *masks, *semantic]
 
 
 def same(found, wanted, part=1e-5):

@@ -118,7 +118,8 @@ def test_region_logits_of_the_original_proposals(case):
     boxes, index = PackedSequence([case.stored(f"proposals_{i}") for i in range(len(case))]).concatenated()
     assert torch.equal(case.net.options.rois.level_of(boxes), case.stored("roi_target_level").long())
     rows = case.stored("roi_idx")
-    cls, bbx = case.net.score_boxes(case.features, boxes[rows], index[rows])
+    rois = case.net.options.rois(case.features.levels, boxes[rows], index[rows], case.features.padded_size)
+    cls, bbx = case.net.roi_head.boxes(rois)
     assert error(cls, case.stored("roi_cls_logits")) < 8e-4
     assert error(bbx, case.stored("roi_bbx_logits")) < 4e-4
 
@@ -127,10 +128,10 @@ def test_region_logits_of_the_original_proposals(case):
 def test_region_logits_of_fixed_boxes_on_all_levels(case):
     boxes, index = case.stored("fixed_bbx"), case.stored("fixed_img")
     assert torch.equal(case.net.options.rois.level_of(boxes).float(), case.stored("fixed_level"))
-    cls, bbx = case.net.score_boxes(case.features, boxes, index)
+    rois = case.net.options.rois(case.features.levels, boxes, index, case.features.padded_size)
+    cls, bbx = case.net.roi_head.boxes(rois)
     assert error(cls, case.stored("fixed_cls_logits")) < 8e-4
     assert error(bbx[:, :4], case.stored("fixed_bbx_logits")) < 4e-4
-    rois = case.net.options.rois(case.features.levels, boxes, index, case.features.padded_size)
     masks = case.net.roi_head.masks(rois)
     assert error(masks.flatten(1)[:, case.stored("fixed_msk_idx")], case.stored("fixed_msk_logits")) < 1.7e-3
 

@@ -84,9 +84,37 @@ def test_another_memory_format_leaves_the_network_as_it_is():
     assert net.with_options(pad_to=32).body is net.body
 
 
-def test_predict_wants_evaluation_mode():
+@pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])
+def test_predictions_of_high_scores_and_of_fixed_sizes_are_those_of_all(kind):
+    net, images = narrow_module("roi.max_predictions=12", kind=kind).net, toy_batch((64, 96), (64, 96)).images
     with pytest.raises(RuntimeError, match=r"call eval\(\) first"):
-        narrow_module().net.predict(toy_batch((32, 32)).images)
+        net.predict(images)
+    every, (padded, sizes) = net.eval().predict(images), images.as_padded()
+    assert [p.mask_logits is None for p in every] == [kind == "detection"] * 2
+    assert [p.semantic is None for p in every] == [kind != "panoptic"] * 2
+    best = torch.cat([p.scores for p in every]).sort(descending=True).values
+    # no mask is computed alone: its bits would differ from those among others
+    for limit, count in ((0, len(best)), (best[5], 5), (best[1], len(best)), (best[0], 0)):
+        found = net.predict(images, least_score=float(limit))
+        assert sum(len(p.scores) for p in found) == count
+        for one, other in zip(found, every, strict=True):
+            rows = other.scores >= one.scores.min() if len(one.scores) else other.scores > 1
+            same_rows(one, other, rows)
+    fixed = net.predict_padded(padded, torch.tensor(sizes))
+    assert fixed.levels == []
+    for one, other, (count, complete) in zip(fixed.predictions, every, fixed.found.tolist(), strict=True):
+        assert (count, complete, len(one.scores)) == (len(other.scores), 1, 12)
+        same_rows(other, one, slice(count))
+        assert not one.boxes[count:].any()
+
+
+def same_rows(found, wanted, rows):
+    assert found.size == wanted.size
+    for name in ("boxes", "classes", "scores", "mask_logits"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other[rows])
+    assert found.semantic is None or torch.equal(found.semantic.long(), wanted.semantic.long())
 
 
 POSITIVES = "roi.mask_positives_only=yes"

@@ -136,10 +136,15 @@ def test_proposals_equal_the_original(min_size, training):
         boxes, scores = ops("proposal_generator/boxes")[image], ops("proposal_generator/scores")[image]
         wanted = ops(f"proposal_generator/minsize{min_size}_train{int(training)}/{image}")
         # a box code of zeros is the anchor itself; moved inside, so that nothing is clipped: these boxes never were
-        (found,) = generator(scores[None], torch.zeros(1, *boxes.shape), boxes + 8, [(200, 200)], training)
-        assert (found is None) == (len(wanted) == 0)
-        if found is not None:
-            assert_close(found - 8, wanted, rtol=0, atol=1e-4)
+        given = torch.zeros(3, *boxes.shape), boxes + 8, [(200, 200)] * 3, training
+        padded, counts = generator.padded(torch.stack((scores, -scores, scores)), *given)
+        assert padded.shape == (3, min(100 if training else 50, len(boxes)), 4)
+        alone = [*generator(torch.stack((-scores,)), given[0][:1], given[1], given[2][:1], training)]
+        for rows, count, one in zip(padded, counts.tolist(), (wanted + 8, *alone, wanted + 8), strict=True):
+            assert count == (0 if one is None else len(one))
+            assert rows[count:].isnan().all()
+            if count:
+                assert_close(rows[:count], one, rtol=0, atol=1e-4)
 
 
 def test_proposals_are_clipped_to_the_valid_size():
@@ -195,20 +200,3 @@ def test_losses_look_at_no_more_anchors_than_there_are_samples():
         (losses["obj_loss"][0] + losses["bbx_loss"][0]).backward()
         results.append((losses, obj.grad, bbx.grad))
     assert_close(results[0], results[1])
-
-
-@pytest.mark.parametrize(("min_size", "most"), [(0, 100), (0, 1), (16, 100), (10**4, 100)])
-def test_padded_proposals_are_those_of_a_call(min_size, most):
-    torch.manual_seed(0)
-    counts = {"num_pre_nms_train": 300, "num_post_nms_train": most}
-    generator = ProposalGenerator(rpn(min_size=min_size, **counts))
-    anchors = ops("rpn/anchors")
-    arguments = (torch.randn(3, len(anchors)), torch.randn(3, len(anchors), 4) * 0.1, anchors, [(96, 128)] * 3, True)
-    boxes, counts = generator.padded(*arguments)
-    assert boxes.shape == (3, most, 4)
-    for rows, count, wanted in zip(boxes, counts.tolist(), generator(*arguments)):
-        assert rows[count:].isnan().all()
-        assert (wanted is None) == (count == 0)
-        if wanted is not None:
-            assert_close(rows[:count], wanted, rtol=0, atol=0)
-    assert (counts == 0).all() == (min_size == 10**4)
