@@ -48,10 +48,12 @@ TESTS = {
     "seamseg/maps/evaluation/confusion.py": (
         "tests/maps/evaluation/test_parity_semantic.py tests/maps/evaluation/test_segments.py"
     ),
-    "seamseg/maps/images.py": "tests/data/test_images.py",
+    "seamseg/maps/images.py": "tests/data/test_images.py tests/data/test_maps.py tests/maps/prepare/test_own_masks.py "
+    "tests/contrib/classification/test_data.py::test_classes_are_the_sorted_folders",
     "seamseg/maps/formats/cityscapes/labels.py": "tests/maps/prepare/test_cityscapes.py "
     "tests/contrib/foreign/test_class_lists.py",
-    "seamseg/maps/pasting.py": "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
+    "seamseg/maps/pasting.py": "tests/test_fusion.py::test_detections_are_pasted_at_the_size_of_the_image "
+    "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
     "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py",
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py",
     "seamseg/inference/tiling.py": "tests/inference/test_tiles.py tests/inference/test_device_memory.py",

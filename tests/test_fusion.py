@@ -226,6 +226,12 @@ def test_stuff_of_at_least_the_least_area_is_kept(monkeypatch):
     assert found.categories == [VOID, 0, 1, 2], "of a single pixel"
 
 
+def placed(detection, size):
+    plane, (y, x), (height, width) = np.zeros(size, bool), detection.corner, detection.crop.shape
+    plane[y : y + height, x : x + width] = detection.crop
+    return plane
+
+
 @pytest.mark.parametrize("by_nearest", [False, True])
 @pytest.mark.parametrize("size", [(21, 29), (10, 16), (45, 30), (21, 15)])
 def test_detections_are_pasted_at_the_size_of_the_image(size, by_nearest):
@@ -243,12 +249,15 @@ def test_detections_are_pasted_at_the_size_of_the_image(size, by_nearest):
             own = own.clamp(min=0).minimum(torch.tensor([*size, *size]))
         else:
             wanted = oracles.paste_mask(mask, own, size).numpy()
-        plane, (y, x), (height, width) = np.zeros(size, bool), detection.corner, detection.crop.shape
-        plane[y : y + height, x : x + width] = detection.crop
-        assert np.array_equal(plane, wanted)
+        assert np.array_equal(placed(detection, size), wanted)
         assert detection.box == tuple(own.tolist())
     for detection in paste_detections(Prediction(*parts, None, None, (21, 29)), size, by_nearest):
         assert (detection.crop, detection.corner) == (None, (0, 0))
+    ids = np.zeros((21, 29), np.int32)
+    ids[2:9, 3:12], ids[9:15, 3:5] = 1, 3  # nothing of the second is seen
+    known = Prediction(*parts, None, None, (21, 29), maps={"ids": torch.from_numpy(ids)})
+    for k, detection in enumerate(paste_detections(known, size, by_nearest), start=1):
+        assert np.array_equal(placed(detection, size), resize_nearest(ids, size) == k)
 
 
 def test_segments_are_described_at_the_native_size():
