@@ -29,7 +29,7 @@ from seamseg.data.input_size import InputSize, reference_size
 from seamseg.maps.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError, lacks_memory, one_line
-from seamseg.utils.files import decode_text, read_bytes, read_text
+from seamseg.utils.files import decode_text, read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
 _VISTAS_EXPERIMENT = "vistas_wrn38"
@@ -71,9 +71,9 @@ def open_model(
     network = chosen.general.network
     if (WHOLE in snapshot.state_dict) != (network != SEAMLESS):
         raise InputError(f"{found.name}: holds another network than [general] network = {network} of its configuration")
-    have, need = KINDS[own], KINDS[chosen.kind]
+    have, need = KINDS[own], KINDS[chosen.general.kind]
     if network == SEAMLESS and not ({*need.modules} <= {*have.modules} and {*need.losses} <= {*have.losses}):
-        raise InputError(f"{found.name}: is a model for {own}, not for {chosen.kind}")
+        raise InputError(f"{found.name}: is a model for {own}, not for {chosen.general.kind}")
     check_classes(snapshot, metadata, found.name)
     return ModelFile(chosen, metadata, snapshot, found.name, found.licence, reference)
 
@@ -110,7 +110,8 @@ def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
         elif stated.is_file():
             content = read_statement(stated)
             classes = metadata_of(content, str(stated))
-        text = read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None
+        what = "configuration"
+        text = decode_text(read_bytes(config, what, CONFIG_BYTES), config, what) if config.is_file() else None
         found = _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
     else:
         found = _from_zip(path) or _Parts(path, str(path), None, None, str(path))

@@ -58,13 +58,6 @@ class Snapshot:
     resume: dict[str, Any] | None = None
     components: tuple[Record, ...] = ()
 
-    def weights(self, averaged: bool = True) -> Mapping[str, Any]:
-        """Return the network's state by part: the moving average, which the validation scored, or the weights.
-
-        Without an average, return the weights.
-        """
-        return {**self.state_dict, **(self.state_dict.get("ema", {}) if averaged else {})}
-
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -289,7 +282,8 @@ def load_into(
     tensors and other shapes are skipped and reported; if `strict`, InputError. Values that are not finite are an
     InputError, too.
     """
-    state, accepted, skipped = snapshot.weights(averaged), {}, []
+    accepted, skipped = {}, []
+    state = snapshot.state_dict | (snapshot.state_dict.get("ema", {}) if averaged else {})
     for part, module in network_parts(net).items():
         if part in state:
             accepted[part], others = _fitting(module, state[part], part, name)

@@ -85,7 +85,8 @@ def config_from_string(
     layers = [_Layer(read_ini(text, source), source, trusted)]
     if layers[0].given.get("general", {}).get("base"):
         layers = _with_bases(layers)
-    loaded = load_components(overrides, layers, exported)
+    named = overrides or any(layer.given.get("general", {}).get("components") for layer in layers)
+    loaded = load_components(overrides, layers, exported) if named else []
     layers = [layer._replace(given=_checked(layer.given, layer.source, strict)) for layer in layers]
     changes: _Texts = {}
     for override in overrides:
@@ -233,15 +234,6 @@ def load_components(overrides: Sequence[str], files: Sequence[_Layer] = (), expo
     return list(dict.fromkeys(loaded))
 
 
-def keys_of(kind: str, name: str, overrides: Sequence[str]) -> Any:
-    """Return the keys of an imported component that the overrides set, else its defaults."""
-    component = components.find(kind, name)
-    of_section = [override for override in overrides if split_override(override)[0] == component.section]
-    if not of_section:
-        return component.keys()
-    return config_from_string("", None, "", of_section).parts.get(component.section, component.keys())
-
-
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
     for override in overrides:
@@ -261,7 +253,7 @@ def config_to_string(config: Config) -> str:
     Keys that the original does not have are left out at their default, so that the original can read the text. Only
     configurations of other kinds than panoptic name their kind.
     """
-    defaults = _defaults(config.kind)
+    defaults = _defaults(config.general.kind)
     defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
     texts: _Texts = {}
     for section, cls in SECTIONS.items():
@@ -448,7 +440,9 @@ def check_training(config: Config, source: str | Path, overrides: Sequence[str] 
     given, losses = len(config.optimizer.loss_weights), config.parts_of_kind.losses
     if given != len(losses) and config.parts_of_kind.uses("optimizer", "loss_weights"):
         names = ", ".join(loss.removesuffix("_loss") for loss in losses)
-        problem = f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
+        problem = (
+            f"[optimizer] loss_weights has {given} values, {config.general.kind} has {len(losses)} losses ({names})"
+        )
     elif rpn.neg_threshold > rpn.pos_threshold:
         problem = f"[rpn] neg_threshold {rpn.neg_threshold} is above pos_threshold {rpn.pos_threshold}"
     elif roi.neg_threshold_lo > roi.neg_threshold_hi:

@@ -424,14 +424,9 @@ class Config:
     parts: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
-        """The kind of network, a key of :data:`seamseg.config.kinds.KINDS`."""
-        return self.general.kind
-
-    @property
     def parts_of_kind(self) -> Kind:
         """Modules, losses and keys of the network."""
-        return (KINDS if self.general.network == SEAMLESS else OTHER_KINDS)[self.kind]
+        return (KINDS if self.general.network == SEAMLESS else OTHER_KINDS)[self.general.kind]
 
     def components(self, kind: str | None = None) -> Iterator[tuple[Component, Any]]:
         """Yield the components, of a kind or of all, that the sections of the configuration add, each with its keys."""

@@ -201,16 +201,16 @@ class TrainedModel:
         net, report = load_built(build, opened.snapshot, opened.name)
         loading = opened.config.dataloader
         normalise = Normalise(loading.rgb_mean, loading.rgb_std, device)
-        if is_main_process():
-            # components of the training that are not imported, or have changed since
-            records = {f"{record.kind} {record.name}": record for record in opened.snapshot.components}
-            lines = [record.change for record in records.values()]
-            for section, keys in self.config.parts.items():
-                if isinstance(keys, NotLoaded) and section.startswith("head "):
-                    # a folder of convert-model has no records
-                    plain = f"{section} is not imported: name its file with `components=FILE`"
-                    lines.append(records[section].missing if section in records else plain)
-            for line in filter(None, lines):
+        # components of the training that are not imported, or have changed since
+        records = {f"{record.kind} {record.name}": record for record in opened.snapshot.components}
+        lines = [record.change for record in records.values()]
+        for section, keys in self.config.parts.items():
+            if isinstance(keys, NotLoaded) and section.startswith("head "):
+                # a folder of convert-model has no records
+                plain = f"{section} is not imported: name its file with `components=FILE`"
+                lines.append(records[section].missing if section in records else plain)
+        for line in filter(None, lines):
+            if is_main_process():
                 warn(f"{self.name}: {line}", stacklevel=2)
         if self.config.general.network != SEAMLESS:
             network = run_by_torch(net, normalise, device, choose_precision(options.precision, device))

@@ -240,7 +240,9 @@ class InferenceOptions:
         from seamseg.config import KINDS
 
         names = [spec.name for spec in fields(Thresholds)]
-        values = {name: getattr(config.general, name) for name in names if KINDS[config.kind].uses("general", name)}
+        values = {
+            name: getattr(config.general, name) for name in names if KINDS[config.general.kind].uses("general", name)
+        }
         thresholds = Thresholds(**values | {name: v for name in names if (v := getattr(self, name)) is not None})
         # pixels of the network's input
         return replace(thresholds, min_stuff_area=thresholds.min_stuff_area // 4) if self.preview else thresholds

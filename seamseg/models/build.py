@@ -150,9 +150,9 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     context = NetworkContext(num_stuff, num_thing, config, norm_factories(config.body)[0])
     seamless = component.built_in and component.name == SEAMLESS
     for head, _ in config.components("head"):
-        if not seamless or config.kind == "semantic":
+        if not seamless or config.general.kind == "semantic":
             raise InputError(
-                f"[{head.section}]: the network {component.name} of kind {config.kind} has no pyramid for further heads"
+                f"[{head.section}]: the network {component.name} of kind {config.general.kind} has no pyramid for further heads"
             )
     if seamless:
         net: Network = component.make(keys, context)
@@ -160,8 +160,10 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     where = f"{component.section} ({component.file})"
     with _device_of(component):
         network = instance_of(CustomNetwork, component.build(keys, context), where, "Network")
-    if network.kind != config.kind:
-        raise InputError(f"[general] kind = {config.kind}: the network {component.name} is of kind {network.kind}")
+    if network.kind != config.general.kind:
+        raise InputError(
+            f"[general] kind = {config.general.kind}: the network {component.name} is of kind {network.kind}"
+        )
     _check_declaration(network, keys, where)
     if network.predicts_ids and network.kind != "panoptic":
         raise InputError(f"{where}: predicts_ids is for networks of kind panoptic, not {network.kind}")
@@ -172,7 +174,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
 def build_seamless(keys: General, context: NetworkContext) -> Network:
     """Build the network of the sections body, fpn, rpn, roi and sem."""
     config, num_stuff, num_thing = context.config, context.num_stuff, context.num_thing
-    if config.kind == "semantic":
+    if config.general.kind == "semantic":
         return _build_semantic_net(config, num_stuff + num_thing)
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
@@ -230,7 +232,7 @@ def _check_declaration(part: Head | CustomNetwork, keys: object, where: str) -> 
 def _build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     """Build the custom heads; InputError if one declares what another one, the network or its own keys do not allow."""
     heads = nn.ModuleDict()
-    taken = set(KINDS[config.kind].losses)
+    taken = set(KINDS[config.general.kind].losses)
     for component, keys in config.components("head"):
         where = f"head {component.name} ({component.file})"
         with _device_of(component):

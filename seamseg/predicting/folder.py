@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import seamseg.predicting.writers  # noqa: F401  # they register the formats
 from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, library_of, local_model
 from seamseg.config import components
-from seamseg.config.loader import keys_of, load_components
+from seamseg.config.loader import config_from_string, load_components, split_override
 from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.inference.options import LABELS, InferenceOptions, PredictOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
@@ -334,8 +334,10 @@ def make_writers(
         if name in maps:
             writer: OutputFormat[Any] = MapWriter(out, metadata, name, maps[name])
         elif (component := next(of_kind, None)) is not None:
+            given = [override for override in overrides if split_override(override)[0] == component.section]
+            keys = config_from_string("", None, "", given).parts[component.section] if given else component.keys()
             with nullcontext() if component.built_in else named_errors(component.section, component.module):
-                writer = component.make(out, metadata, keys_of("format", name, overrides))
+                writer = component.make(out, metadata, keys)
         else:
             known = dict.fromkeys((*formats_of(kind), *maps))
             raise InputError(

@@ -87,7 +87,7 @@ def segmentation(config: Config, source: str | Path = "config") -> Setup:
 
     def changes(text: str) -> list[str]:
         try:
-            return differences(config_from_string(text, config.kind), config)
+            return differences(config_from_string(text, config.general.kind), config)
         except InputError:
             # another release wrote the configuration
             return []
@@ -120,7 +120,7 @@ def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: Te
         images = index_sampler(loader).batch_size * config.optimizer.accumulate * world.size
         if (note := step_note(config, images, -(-len(loader) // config.optimizer.accumulate))) is not None:
             log.warning(note)
-    kind = KINDS[config.kind]
+    kind = KINDS[config.general.kind]
     if config.dataloader.coco_gt and (config.general.eval_coco or not kind.uses("general", "eval_coco")):
         log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
     if loader is not None and world.rank == 0 and (kind.has_masks or kind.has_classes):

@@ -147,7 +147,7 @@ class Validator:
         size: InputSize | None = None,
     ) -> Validator:
         """Open a split of a data set; the others are attributes, `size` by default that of the configuration."""
-        scorer = scorer_of(config.kind)
+        scorer = scorer_of(config.general.kind)
         if legacy and scorer is SemanticScorer:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
         size = size or InferenceOptions().input_size(config)
@@ -172,7 +172,7 @@ class Validator:
 
     def score(self, predictor: Predictor[Any], observer: Observer | None = None, desc: str = "validate") -> Scores:
         """Score the results of a predictor, in the classes of the data set or those of `mapping`."""
-        scorer = scorer_of(self.config.kind)(self, predictor)
+        scorer = scorer_of(self.config.general.kind)(self, predictor)
         metrics = CustomMetrics(self.config, self.metadata, self.world)
         # the original pads batches, so its predictions depend on the batch; single images avoid that
         size = 1 if self.legacy else self.config.dataloader.val_batch_size or 1
@@ -296,7 +296,7 @@ class InstanceScorer:
 
     def scores(self, state: list[ImageInstances]) -> DetectionScores:
         """See :class:`Metric`."""
-        with_masks = KINDS[self._validator.config.kind].has_masks
+        with_masks = KINDS[self._validator.config.general.kind].has_masks
         instances = average_precision(self._validator.classes, state, with_masks)
         return DetectionScores(instances, n_images=len(self._validator.dataset))
 

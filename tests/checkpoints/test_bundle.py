@@ -165,11 +165,11 @@ def test_a_snapshot_of_another_task(tmp_path):
     path = write_snapshot(tmp_path / "seg.tar", config="[optimizer]\nloss_weights = (1,1,1,1,1)", state=state)
     panoptic = ["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"]
     assert refusal(path, overrides=panoptic).endswith("seg.tar: is a model for instance_seg, not for panoptic")
-    assert open_model(path).config.kind == "instance_seg"
+    assert open_model(path).config.general.kind == "instance_seg"
     del state["roi_head"]["roi_msk.weight"]
     path = write_snapshot(tmp_path / "det.tar", config="[optimizer]\nloss_weights = (1,1,1,1)", state=state)
     assert refusal(path, overrides=panoptic).endswith("det.tar: is a model for detection, not for panoptic")
-    assert open_model(path).config.kind == "detection"
+    assert open_model(path).config.general.kind == "detection"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_another_kind(write):
     wanted = load_config("toy_city_r18", None, ["general.kind=detection"])
     assert replace(config, texts={}) == replace(wanted, texts={})
     inherited = load_config(write("mine.ini", "[general]\nbase = toy_city_semantic_r18\nseed = 7\n"))
-    assert inherited.kind == "semantic"
+    assert inherited.general.kind == "semantic"
     with pytest.raises(InputError, match=r"mine.ini: \[roi\] void_is_background has no effect on networks of kind sem"):
         load_config(write("mine.ini", "[general]\nbase = toy_city_semantic_r18\n[roi]\nvoid_is_background = yes\n"))
 

@@ -211,15 +211,15 @@ def test_packaged_experiments_by_name(tmp_path, monkeypatch):
 def test_the_kind_is_that_of_the_override_then_of_the_file_then_of_the_caller(tmp_path):
     path = tmp_path / "my.ini"
     path.write_text("")
-    assert load_config(path).kind == "panoptic"
-    assert load_config(path, "instance_seg").kind == "instance_seg"
+    assert load_config(path).general.kind == "panoptic"
+    assert load_config(path, "instance_seg").general.kind == "instance_seg"
     path.write_text("[general]\nkind = detection")
     config = load_config(path, "instance_seg")
-    assert (config.kind, config.general.kind, len(config.optimizer.loss_weights)) == ("detection", "detection", 4)
+    assert (config.general.kind, len(config.optimizer.loss_weights)) == ("detection", 4)
     config = load_config(path, None, ["general.kind=panoptic", "general.kind=instance_seg"])
-    assert (config.kind, len(config.optimizer.loss_weights)) == ("instance_seg", 5)
-    assert load_config("toy_city_detection_r18").kind == "detection"
-    assert load_config("toy_city_instance_r18").kind == "instance_seg"
+    assert (config.general.kind, len(config.optimizer.loss_weights)) == ("instance_seg", 5)
+    assert load_config("toy_city_detection_r18").general.kind == "detection"
+    assert load_config("toy_city_instance_r18").general.kind == "instance_seg"
 
 
 def test_an_override_of_the_kind_selects_its_loss_weights():

@@ -64,9 +64,9 @@ def test_shipped_configurations_build(path):
     with torch.device("meta"):
         net = build_network(config, 3, 4)
     classes = {"panoptic": lambda: net.sem_head.conv_sem.out_channels, "semantic": lambda: net.cls.out_channels}
-    if config.kind in classes:
-        assert classes[config.kind]() == 3 + 4
-    if config.kind == "semantic":
+    if config.general.kind in classes:
+        assert classes[config.general.kind]() == 3 + 4
+    if config.general.kind == "semantic":
         return
     assert net.roi_head.roi_cls.out_features == 4 + 1
     assert len(net.options.anchors.strides) == config.rpn.fpn_levels

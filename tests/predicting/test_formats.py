@@ -223,7 +223,7 @@ def published(path):
 
 def test_published_file(tmp_path):
     model = open_model(published(tmp_path / "wide_resnet38_deeplab_vistas.pth.tar"))
-    assert model.config.kind == "semantic"
+    assert model.config.general.kind == "semantic"
     assert model.config.body.body == "wider_resnet38_a2"
     assert model.config.dataloader.longest_size == 2048
     assert model.metadata == published_classes()

@@ -131,7 +131,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     if found.longest_size is not None:
         size = f"longest side {found.longest_size} pixels"
     return ConvertedModel(
-        kind=config.kind,
+        kind=config.general.kind,
         task=config.parts_of_kind.task,
         metadata=replace(opened.metadata, images=[]),
         weights=network_state(net),
@@ -143,7 +143,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
             "mean": str(loading.rgb_mean),
             "std": str(loading.rgb_std),
         },
-        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {RESULTS[config.kind].__name__}',
+        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {RESULTS[config.general.kind].__name__}',
         command="seamseg predict {} photos/ out/",
     )
 
