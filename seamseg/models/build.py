@@ -152,7 +152,8 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Network:
     for head, _ in config.components("head"):
         if not seamless or config.general.kind == "semantic":
             raise InputError(
-                f"[{head.section}]: the network {component.name} of kind {config.general.kind} has no pyramid for further heads"
+                f"[{head.section}]: the network {component.name} of kind {config.general.kind} has no pyramid for "
+                "further heads"
             )
     if seamless:
         net: Network = component.make(keys, context)

@@ -126,6 +126,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))
+    result = RESULTS[config.general.kind].__name__
     loading, found = config.dataloader, InferenceOptions().input_size(config)
     size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
     if found.longest_size is not None:
@@ -143,7 +144,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
             "mean": str(loading.rgb_mean),
             "std": str(loading.rgb_std),
         },
-        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {RESULTS[config.general.kind].__name__}',
+        use=f'model = seamseg.load("{{}}")\nresult = model.predict("street.jpg")  # {result}',
         command="seamseg predict {} photos/ out/",
     )
 

@@ -79,7 +79,7 @@ def refusal(model, kind=InputError):
 
 def assert_same_weights(model, folder):
     first, second = (open_model(path).snapshot for path in (model, folder))
-    wanted, found = first.weights(), second.state_dict
+    wanted, found = first.state_dict | first.state_dict.get("ema", {}), second.state_dict
     assert set(found) == {part for part in wanted if part in found} != set()
     for part, tensors in found.items():
         assert set(tensors) == set(wanted[part])
