@@ -61,7 +61,10 @@ def open_model(
     configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
     suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
-    found, snapshot = _find(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    if found.config_text is None and not snapshot.config.strip():
+        found = _with_published_classes(found, snapshot.state_dict)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -80,7 +83,10 @@ def open_model(
 
 def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
-    found, snapshot = _find(path)
+    found = _find(path)
+    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
+    if found.config_text is None and not snapshot.config.strip():
+        found = _with_published_classes(found, snapshot.state_dict)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -97,8 +103,8 @@ def weights_file(path: Path) -> tuple[Path | IO[bytes], str]:
     return (path, str(path)) if found is None else (found.file, found.source)
 
 
-def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
-    """Find the configuration and the classes of a model, and read its weights."""
+def _find(path: str | Path) -> _Parts:
+    """Find the weights, the configuration and the classes of a model."""
     path = local_model(path)
     if path.suffix == WEIGHTS_ENDING or path.is_dir():
         weights = snapshot_in(path)
@@ -112,18 +118,18 @@ def _find(path: str | Path) -> tuple[_Parts, Snapshot]:
             classes = metadata_of(content, str(stated))
         what = "configuration"
         text = decode_text(read_bytes(config, what, CONFIG_BYTES), config, what) if config.is_file() else None
-        found = _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
-    else:
-        found = _from_zip(path) or _Parts(path, str(path), None, None, str(path))
-    snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    # the published semantic network has a head, the published classes and layers, and no configuration
-    state = snapshot.state_dict
+        return _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
+    return _from_zip(path) or _Parts(path, str(path), None, None, str(path))
+
+
+def _with_published_classes(found: _Parts, state: dict[str, Any]) -> _Parts:
+    """Add the packaged configuration and classes to the published semantic network, recognised by its layers."""
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
-    if recognised and "head" in state and not snapshot.config.strip() and found.config_text is None:
-        text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
-        found = replace(found, config_text=text, metadata=found.metadata or published_classes())
-    return found, snapshot
+    if not recognised or "head" not in state:
+        return found
+    text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
+    return replace(found, config_text=text, metadata=found.metadata or published_classes())
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,14 @@ from seamseg.version import __version__
 
 SCHEME = "hf://"
 """Start of the name of a model of the hub."""
-_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
-_URI = re.compile(rf"hf://({_NAME})(?:@(refs/pr/\d+|refs/convert/[^/]+|[^/]+))?(?:/([^*?\[]+))?")
+REPO_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+_URI = re.compile(rf"hf://({REPO_NAME})(?:@(refs/pr/\d+|refs/convert/[^/]+|[^/]+))?(?:/([^*?\[]+))?")
 _LIBRARY = {"library_name": "seamseg", "library_version": __version__}
-
-
-def is_repo_name(text: str) -> bool:
-    """Return whether a text has the form `user/repo`."""
-    return re.fullmatch(_NAME, text) is not None
 
 
 def check_repo(repo: str) -> None:
     """Raise InputError if the name of a repository is not `user/repo`."""
-    if not is_repo_name(repo):
+    if not re.fullmatch(REPO_NAME, repo):
         raise InputError(f"{repo}: not the name of a repository: give user/repo")
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.hub import SCHEME, fetch, is_repo_name
+from seamseg.checkpoints.hub import REPO_NAME, SCHEME, fetch
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import hash_content, is_hidden, join_inside, nearest_path, read_json
+from seamseg.utils.files import is_hidden, join_inside, nearest_path, read_json
 from seamseg.utils.limits import CONFIG_BYTES
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
@@ -147,7 +147,7 @@ def local_model(model: str | Path) -> Path:
         raise InputError(f"{model}: no such model; did you mean hf://{found[1]}?")
     if meant := nearest_path(path):
         raise InputError(f"{path}: no such model{meant}")
-    if is_repo_name(name) and not path.suffix and not os.path.exists(path.parent):
+    if re.fullmatch(REPO_NAME, name) and not path.suffix and not os.path.exists(path.parent):
         raise InputError(f"{model}: no such model; did you mean hf://{model}, on the Hugging Face Hub?")
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
@@ -181,7 +181,12 @@ def digest(path: str | Path) -> str:
     else:
         files = [snapshot_in(path)]
     for file in files:
-        hash_content(file, state)
+        try:
+            with open(file, "rb") as opened:
+                while block := opened.read(1 << 20):
+                    state.update(block)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
     return state.hexdigest()
 
 

@@ -9,7 +9,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
@@ -126,17 +126,6 @@ def write_tensors(path: Path, content: Any) -> None:
             raise OSError(str(error).splitlines()[0]) from error
         file.flush()
         os.fsync(file.fileno())
-    fsync_folder(path.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk, if the file system supports it."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:

@@ -18,7 +18,6 @@ from seamseg.checkpoints.snapshot import (
     Snapshot,
     check_storable,
     load_into,
-    load_module,
     load_snapshot,
     network_state,
 )
@@ -136,14 +135,6 @@ def test_pre_training_skips_and_lists_tensors_that_do_not_fit():
         load_into(Net(classes=3), snapshot_of(source), name="m.tar")
     assert torch.equal(net.roi_head.weight, before)
     assert_same(source.body, net.body)
-
-
-def test_a_bare_backbone_fits_a_body_with_a_pyramid():
-    body = nn.ModuleDict({"backbone": nn.Linear(2, 2), "fpn": nn.Linear(2, 2)})
-    state = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
-    report = load_module(body, state, "body", "m.tar")
-    assert report.loaded == 2
-    assert torch.equal(body["backbone"].state_dict()["bias"], torch.ones(2))
 
 
 # Files that are not snapshots: a one-line error, and no code in them is run

@@ -28,14 +28,12 @@ def test_resume_takes_a_run_folder(micro_run, micro_config, micro, tmp_path, ref
     assert "resumed from" in (run / "training.log").read_text()
 
 
-def test_classes_that_a_model_lacks(micro_run, micro, tmp_path, refused) -> None:
+def test_classes_and_keys_that_a_model_lacks(micro_run, micro, tmp_path, refused) -> None:
     for option in ("--anonymize", "--classes"):
         line = refused("predict", micro_run, micro / "img", tmp_path / "out", option, "face")
         assert f"{option}: the model has no class 'face'; " in line
         assert line.endswith("its classes are sky, road, car")
 
-
-def test_configuration_keys(micro_run, micro, tmp_path, refused) -> None:
     line = refused("predict", micro_run, micro / "img", tmp_path / "out", "--set", "general.nosuch=yes")
     assert line.startswith("seamseg predict: --set general.nosuch=yes: unknown key 'nosuch' in [general]")
 

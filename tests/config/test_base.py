@@ -40,6 +40,8 @@ def test_the_written_configuration_is_complete(write):
     assert config_from_string(text) == config
     with pytest.raises(InputError, match=r"config: \[general\] base = toy_city_r18: a model must have a complete"):
         config_from_string(TOY)
+    with pytest.raises(InputError, match=r"general\.base=.*a base is named in a file"):
+        config_from_string("", overrides=["general.base=toy_city_r18"])
 
 
 def test_another_body_has_its_own_channels(write):
@@ -97,8 +99,3 @@ def test_mistakes(write, tmp_path, text, message):
         load_config(write("mine.ini", f"[general]\n{text}\n"))
     assert message.format(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_base_is_named_in_a_file(write):
-    with pytest.raises(InputError, match=r"general\.base=.*a base is named in a file"):
-        load_config(write("mine.ini", ""), None, ["general.base=cityscapes_r50"])

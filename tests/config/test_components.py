@@ -118,11 +118,15 @@ def test_files_that_fail(tmp_path, imported, text, message):
     assert before.items() <= components._REGISTERED.items()
 
 
-def test_missing_files_and_names_of_other_modules(tmp_path, imported):
+def test_missing_files_and_names_of_other_modules(lion, tmp_path):
     assert refusal(tmp_path, "", "none.py") == "components: none.py: no such file"
     assert "no_such_package" in refusal(tmp_path, "", "no_such_package")
     (tmp_path / "random.py").write_text("")
     assert "another module is named random: rename the file" in refusal(tmp_path, "", tmp_path / "random.py")
+    load(tmp_path, "", lion)
+    (tmp_path / "other").mkdir()
+    other = lion.rename(tmp_path / "other" / lion.name)
+    assert f"another module is named my_lion: rename the file ({lion})" in refusal(tmp_path, "", other)
 
 
 def test_a_text_that_is_not_the_users_imports_nothing(tmp_path, imported, monkeypatch):
@@ -200,12 +204,3 @@ def test_keys_of_components_of_the_package_are_declared():
         if component.built_in:
             problems = [declaration_problem(spec, component.keys) for spec in fields(component.keys)]
             assert problems == [None] * len(problems), component.section
-
-
-def test_files_of_one_name(lion, tmp_path):
-    """Worker processes import by name."""
-    load(tmp_path, "", lion)
-    (tmp_path / "other").mkdir()
-    other = tmp_path / "other" / lion.name
-    other.write_text(LION)
-    assert f"another module is named my_lion: rename the file ({lion})" in refusal(tmp_path, "", other)

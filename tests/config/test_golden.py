@@ -28,18 +28,15 @@ def assert_equals(config, golden):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_experiments_resolve_to_the_original_values(name):
-    assert_equals(load_config(ROOT / "configs" / EXPERIMENTS[name]), GOLDEN[name]["sections"])
+def test_experiments_resolve_to_the_original_values_and_text(name):
+    config = load_config(ROOT / "configs" / EXPERIMENTS[name])
+    assert_equals(config, GOLDEN[name]["sections"])
+    assert config_to_string(config) == GOLDEN[name]["string"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_defaults_are_those_of_the_original(kind):
     assert_equals(default_config(kind), GOLDEN[f"defaults_{kind}"])
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_text_of_an_experiment_is_the_original_text(name):
-    assert config_to_string(load_config(ROOT / "configs" / EXPERIMENTS[name])) == GOLDEN[name]["string"]
 
 
 def test_panoptic_experiments_have_exactly_the_original_keys_and_ours():

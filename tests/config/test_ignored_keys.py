@@ -17,7 +17,7 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.setup import segmentation
 
 CHOOSING = {
-    *("general.kind", "general.base", "general.components", "general.network", "optimizer.type"),
+    *("general.base", "general.components", "general.network", "optimizer.type"),
     *("sem.loss", "dataloader.reader"),
     "optimizer.beta2",  # of Adam, which is not chosen here
 }

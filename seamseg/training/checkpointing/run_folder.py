@@ -14,7 +14,6 @@ from typing import Any
 from seamseg.checkpoints.model_path import CONFIG_NAME, METADATA_NAME, WEIGHTS_NAME
 from seamseg.checkpoints.snapshot import (
     Snapshot,
-    fsync_folder,
     parse_snapshot,
     snapshot_content,
     write_tensors,
@@ -106,7 +105,6 @@ class RunFolder:
                 shutil.copyfile(snapshot, temporary)
                 with open(temporary, "rb+") as file:
                     os.fsync(file.fileno())
-        fsync_folder(name.parent)
 
     def prune(self, step: int, keep: int) -> None:
         """Keep the newest snapshots up to a step; later ones were abandoned when the run resumed at an earlier step."""
