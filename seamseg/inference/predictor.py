@@ -386,7 +386,7 @@ def open_for_inference(
     if network != SEAMLESS and (name := options.changed(OF_PARTS)):
         raise InputError(f"`{name}` is for networks of body and heads, not for {network}")
     classes = replace(file.metadata, images=[])
-    return TrainedModel(file.name, file.config, file.config.kind, classes, file.reference, file, chosen)
+    return TrainedModel(file.name, file.config, file.config.general.kind, classes, file.reference, file, chosen)
 
 
 def build_predictor(
