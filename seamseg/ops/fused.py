@@ -170,24 +170,20 @@ def _give_up(kind: str, error: Exception) -> None:
 class FusedConv2d(_Fused):
     """`act(convolution(x) + bias)`, for inference only: weight `O x I/groups x kh x kw` and bias `O` have no gradient.
 
-    Stride, padding (zeros), dilation and groups are taken from the convolution `like`.
+    Stride, padding (a number of zeros), dilation and groups are taken from the convolution `like`.
     """
-
-    padding_mode = "zeros"
 
     def __init__(
         self,
         weight: Tensor,
         bias: Tensor,
-        like: nn.Conv2d | FusedConv2d,
+        like: nn.Conv2d,
         activation: str = "identity",
         activation_param: float = 0.0,
     ) -> None:
         super().__init__(weight, bias, activation, activation_param, torch.channels_last)
-        if like.padding_mode != "zeros" or isinstance(like.padding, str):
-            raise ValueError(f"FusedConv2d: padding must be a number of zeros, got {like}")
         self.stride: list[int] = list(like.stride)
-        self.padding: list[int] = list(like.padding)
+        self.padding: list[int] = [int(side) for side in like.padding]
         self.dilation: list[int] = list(like.dilation)
         self.groups: int = like.groups
 

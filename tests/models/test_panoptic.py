@@ -106,6 +106,12 @@ def test_predictions_of_high_scores_and_of_fixed_sizes_are_those_of_all(kind):
         assert (count, complete, len(one.scores)) == (len(other.scores), 1, 12)
         same_rows(other, one, slice(count))
         assert not one.boxes[count:].any()
+    # a head with masks of its own computes those of all classes
+    masks = net.roi_head.masks
+    net.roi_head.masks = lambda x: masks(x)
+    if kind != "detection":
+        for one, other in zip(net.predict(images), every, strict=True):
+            assert_close(one.mask_logits, other.mask_logits, rtol=1e-5, atol=1e-5)
 
 
 def same_rows(found, wanted, rows):

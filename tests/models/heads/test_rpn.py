@@ -53,7 +53,9 @@ def matches(matcher):
 
 
 def test_every_anchor_is_matched_as_by_the_original():
+    state = torch.get_rng_state()
     assert_close(matches(AnchorMatcher(rpn(num_samples=10**6))), ops("rpn/match_all"), rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn where all are taken"
 
 
 def test_the_same_anchors_are_drawn_as_by_the_original():
