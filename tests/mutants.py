@@ -67,7 +67,7 @@ TESTS = {
     "tests/models/test_panoptic.py tests/models/test_build.py tests/inference/test_detections.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_abn_steps.py",
     "seamseg/ops/abn_steps.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
-    "seamseg/ops/fused.py": "tests/ops/test_winograd.py tests/models/test_folding.py "
+    "seamseg/ops/fused.py": "tests/ops/test_winograd.py tests/models/test_folding.py tests/ops/test_norm.py "
     "tests/ops/test_contract.py::test_dispatch[winograd_input-few]",
     "seamseg/ops/norm.py": "tests/ops/test_norm.py tests/ops/test_abn_steps.py",
     "seamseg/ops/roi_sampling.py": "tests/ops/test_roi_sampling.py "

@@ -136,7 +136,7 @@ class _Fused(nn.Module):
         self.activation_param = activation_param
         self._packed: dict[int, Tensor] = {}
         # the weight that was packed, kept, so that no other takes its memory, and its version
-        self._packed_from: tuple[Tensor | None, int] = None, 0
+        self._packed_from: tuple[Tensor, int] | None = None
 
     def _usable(self, kind: str, x: Tensor) -> bool:
         """Return whether oneDNN may compute the layer; drop what was packed if the weight has changed since."""
@@ -146,14 +146,14 @@ class _Fused(nn.Module):
             return False
         if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
             return False
-        (source, packed), version = self._packed_from, 0 if self.weight.is_inference() else self.weight._version
-        if source is None or source.data_ptr() != self.weight.data_ptr() or packed != version:
+        old, version = self._packed_from, 0 if self.weight.is_inference() else self.weight._version
+        if old is None or old[0].data_ptr() != self.weight.data_ptr() or old[1] != version:
             self._packed, self._packed_from = {}, (self.weight.detach(), version)
         return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
 
     def __getstate__(self) -> dict[str, Any]:
         # a packed weight cannot be copied or saved
-        return {**self.__dict__, "_packed": {}, "_packed_from": (None, 0)}
+        return {**self.__dict__, "_packed": {}, "_packed_from": None}
 
 
 def _give_up(kind: str, error: Exception) -> None:
