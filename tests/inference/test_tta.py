@@ -10,7 +10,7 @@ from support.sections import roi
 
 import seamseg
 from seamseg.inference.images import network_input
-from seamseg.inference.tta import Augmentation, predict_augmented
+from seamseg.inference.tta import Augmentation, _merge, predict_augmented
 from seamseg.maps.predictions import Prediction
 from seamseg.models.panoptic import DetectionSelector
 from seamseg.structures import PackedSequence
@@ -81,6 +81,12 @@ def test_detections_of_all_views_are_merged(text):
     found = predict_augmented(net, [scene(), scene(50, 60)], augmentation)
     assert [p.size for p in found] == [(40, 60), (50, 60)]
     assert all(torch.isfinite(view).all() for view in net.inputs)
+
+
+def test_as_many_detections_as_there_may_be_are_in_the_order_of_classes():
+    boxes = torch.tensor([[0.0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]])
+    parts = [Prediction(boxes, torch.tensor([1, 0, 1]), torch.tensor([0.9, 0.5, 0.7]), None, None, (50, 9))]
+    assert _merge(SquareDetector(), parts, [], (50, 9)).classes.tolist() == [0, 1, 1]
 
 
 @pytest.mark.usefixtures("narrow")

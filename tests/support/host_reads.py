@@ -3,8 +3,6 @@
 Copies to another device cannot happen there: tests marked `gpu` are for that.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -47,7 +45,7 @@ class HostReads:
         where = " < ".join(f"{name}:{line}" for name, line in reversed(stack[-3:]))
         self.places[f"{what}: {where or 'outside of the package'}"] += 1
 
-    def __enter__(self) -> HostReads:
+    def __enter__(self) -> "HostReads":
         for mode in self._modes:
             mode.__enter__()
         return self

@@ -163,6 +163,7 @@ def test_transposed_convolution_becomes_a_plain_one():
     quantize.replace_upsampling(model)
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node] == ["Conv", "LeakyRelu", "DepthToSpace"]
+    assert select(model).slopes == {"x": None, "y": pytest.approx(0.1), "up_cells": None}
     for name, value in run(model.SerializeToString(), sample).items():
         np.testing.assert_allclose(value, before[name], atol=1e-5)
 

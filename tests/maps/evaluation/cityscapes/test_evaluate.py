@@ -232,6 +232,8 @@ def test_tables_and_json(tree, tmp_path, capsys):
     assert content == scores.to_json()
     assert content["pixel"]["IoU"] == scores.pixel.means["IoU"]
     assert content["pixel"]["n_images"] == content["instance"]["n_images"] == 2
+    (line,) = [line for line in shown.out.splitlines() if "7 categories" in line]
+    assert line.split()[2:] == [f"{100 * scores.pixel.means[f'category_{key}']:.2f}" for key in ("IoU", "iIoU")]
     assert f"{100 * scores.pixel.means['IoU']:.2f}" in shown.out
     assert f"{100 * scores.instance.means['AP']:.2f}" in shown.out
     assert f"{100 * scores.panoptic.PQ:.2f}" in shown.out
