@@ -56,7 +56,7 @@ TESTS = {
     "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
     "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py",
     "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py",
-    "seamseg/inference/tta.py": "tests/inference/test_tta.py "
+    "seamseg/inference/tta.py": "tests/inference/test_tta.py tests/inference/test_semantic.py "
     "tests/contrib/test_maps.py::test_lengths_and_distances_at_any_size",
     "seamseg/inference/tiling.py": "tests/inference/test_tiles.py tests/inference/test_device_memory.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py tests/ops/test_nms.py",

@@ -157,7 +157,7 @@ def test_transposed_convolution_becomes_a_plain_one():
         helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], "up", strides=[2, 2], kernel_shape=[2, 2]),
         helper.make_node("LeakyRelu", ["y"], ["z"], alpha=0.1),
     ]
-    model = model_of(nodes, {"x": [2, 3, 5, 6]}, {"z": [2, 4, 10, 12]}, **arrays)
+    model = onnx.shape_inference.infer_shapes(model_of(nodes, {"x": [2, 3, 5, 6]}, {"z": [2, 4, 10, 12]}, **arrays))
     sample = {"x": rng.normal(size=(2, 3, 5, 6)).astype(np.float32)}
     before = run(model.SerializeToString(), sample)
     quantize.replace_upsampling(model)
