@@ -18,7 +18,7 @@ def detections(seed, size, count):
     rng = np.random.default_rng(seed)
     masks = segments.sigmoid(rng.normal(0, 3, (count, 28, 28)).astype(np.float32))
     corners = rng.uniform(-20, max(size), (count, 2))
-    boxes = np.concatenate([corners, corners + rng.uniform(-1, 60, (count, 2))], 1).astype(np.float32)
+    boxes = np.concatenate([corners, corners + rng.uniform(-1, rng.choice([1, 60]), (count, 2))], 1).astype(np.float32)
     for row, value in zip(range(count), (np.nan, np.inf)[: seed % 3]):
         boxes[row, 2 * (seed % 2)] = value
     return masks, boxes
