@@ -167,3 +167,13 @@ def test_waiting_photos_are_limited_by_their_bytes(monkeypatch):
     assert [[size for size, _ in batch] for batch in batches] == [[40], [40], [40], [200]]
     batches = equal_size_batches(iter(items[:2]), 8, lambda item: item[1].shape, lambda item: item[0])
     assert [[size for size, _ in batch] for batch in batches] == [[40], [40]]
+
+
+def test_a_kept_image_is_the_input_if_it_has_its_pixels():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8))
+    for size, nbytes in ((InputSize(), 192), (InputSize(16, crop=(8, 8)), 2 * 192)):
+        prepared = photos.prepare_image(image, size, keep_rgb=True)
+        assert np.array_equal(prepared.rgb, np.asarray(image))
+        assert prepared.nbytes == nbytes
+    with pytest.raises(InputError, match=r"49000 x 12250 pixels, above the limit of 268 million: .*`shortest_size`"):
+        photos.network_input(Image.new("RGB", (4, 1)), InputSize(12250))
