@@ -200,5 +200,7 @@ def test_wrong_arguments(changes, words, plain):
 
 
 def test_wrong_modes():
+    with pytest.raises(RuntimeError, match="level must be 0 to 1, got"):
+        reference.roi_sampling([X, X], BOXES, ZEROS, ZEROS + 2, (8, 8), 2, 2, False, False)
     with pytest.raises(ValueError, match="'cubic'"):
         roi_sampling(X, BOXES, ZEROS, (2, 2), "cubic")
