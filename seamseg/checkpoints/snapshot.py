@@ -143,6 +143,8 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
                 f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.; a network of "
                 f"transformers is a folder with a {TRANSFORMERS_CONFIG_NAME} beside them that states its model_type"
             )
+        if isinstance(state, Mapping) and any(str(key).startswith("module.") for key in state):
+            raise InputError(f"{name}: a checkpoint of a classifier? `seamseg export` it, and use the exported file")
         raise InputError(
             f"{name}: not a snapshot of this network: "
             f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"

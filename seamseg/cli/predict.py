@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             images, score = counted(summary.done, "image"), predictor.thresholds.score_threshold
             echo(f"nothing was found in {summary.done} of {images}; --score-threshold is {score:g}", file=sys.stderr)
         if options.hide is not None:
-            echo("hidden is only what the network found: look at the images before you publish them", file=sys.stderr)
+            echo("only what the network found is hidden: look at the images before you publish them", file=sys.stderr)
 
     summary = predict_files(options, *([] if args.quiet else [report]))
     if args.show and is_main_process():
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(out: str, summary: RunSummary) -> None:
     earlier = f", {summary.earlier} were there already" if summary.earlier else ""
     failed = f", {summary.failed} failed" if summary.failed else ""
-    done = counted(summary.done, "image")
+    done = counted(summary.done, "frame" if Path(out).is_file() else "image")
     echo(f"{done} in {out}{earlier}{failed}", file=sys.stderr)
     if summary.several_frames:
         files = counted(summary.several_frames, "file")

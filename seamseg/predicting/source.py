@@ -263,6 +263,8 @@ def _of_folder(text: str, out: Path | None) -> Found:
     folder = Path(text)
     if out is not None and folder.resolve() == out.resolve():
         raise InputError(f"{out}: images and outputs in one folder would mix; choose another output folder")
+    if (folder / "metadata.bin").exists() and (folder / "msk").is_dir():
+        raise InputError(f"{text}: a dataset folder, whose masks are images, too; name {folder / 'img'}")
     files = image_files(folder, _left_out(folder, out), (*PHOTO_ENDINGS, *VIDEO_ENDINGS))
     found = [path for path in files if not path.name.lower().endswith(VIDEO_ENDINGS)]
     if found and len(found) < len(files) and is_main_process():

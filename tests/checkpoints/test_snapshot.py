@@ -176,6 +176,8 @@ def test_checkpoints_of_other_programs(tmp_path, content):
     message = refusal(tmp_path / "model.pth.tar")
     assert "not a snapshot of this network: it must hold" in message
     assert "body, rpn_head, roi_head, sem_head" in message
+    torch.save({"state_dict": {"module.fc.weight": torch.zeros(1)}}, tmp_path / "model.pth.tar")
+    assert "a checkpoint of a classifier? `seamseg export` it" in refusal(tmp_path / "model.pth.tar")
     torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
     assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
 

@@ -58,7 +58,9 @@ def test_properties(result):
     assert classes.dtype == np.uint8
     assert [classes[50, 5], classes[20, 30], classes[2, 2], classes[20, 60]] == [0, 3, 2, VOID]
     assert (classes == 3).sum() == 600
-    assert result.mask(2).sum() == result.mask(result.segments[1]).sum() == 600
+    assert result.mask(2).sum() == result.mask(result.segments[1]).sum() == result.mask("car").sum() == 600
+    with pytest.raises(InputError, match="no segment has the id 999"):
+        result.mask(999)
     assert result.counts() == {"road": 1, "car": 1}
     assert result.shares() == [
         ("road", 0, False, 2200 / 4800), ("car", 3, True, 0.125), ("person <b>", 2, False, 150 / 4800)

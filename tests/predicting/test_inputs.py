@@ -312,6 +312,7 @@ def test_outputs_inside_the_folder_are_not_inputs(tree, capsys):
         ("{}/empty", "0 images found in this folder; looked for .jpg"),
         ("{}/missing", "no such image, video, folder or list"),
         ("{}/*.png", "0 images match"),
+        ("{}/data", "a dataset folder, whose masks are images, too; name .*/data/img"),
         ("", "IN is empty, is a variable not set"),
         (["", "a.jpg"], "IN is empty"),
         ([], "`inputs` is empty: name images, videos"),
@@ -319,6 +320,8 @@ def test_outputs_inside_the_folder_are_not_inputs(tree, capsys):
 )
 def test_missing_inputs(tmp_path, inputs, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "data" / "msk").mkdir(parents=True)
+    (tmp_path / "data" / "metadata.bin").touch()
     with pytest.raises(InputError, match=message):
         find_sources(inputs.format(tmp_path) if isinstance(inputs, str) else inputs)
 

@@ -65,7 +65,7 @@ class ExportOptions:
 class ConversionOptions:
     """Options of :func:`seamseg.contrib.deploy.model_folder.convert_model`."""
 
-    licence: str = option("licence of the weights, such as cc-by-4.0 (default: as it states)", "", "ID")
+    licence: str = option("licence of the weights, such as cc-by-4.0 (default: as the model states)", "", "ID")
     config: str | Path | None = option("configuration of a model without its own; JSON of a classifier", None, "FILE")
     meta: str | Path | None = option(
         "metadata.bin of a model without its own; for a network of transformers also a class list", None, "F"

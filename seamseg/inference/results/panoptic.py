@@ -29,6 +29,7 @@ from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import canvas, draw_overlay
+from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     import supervision
@@ -127,9 +128,14 @@ class Panoptic(PanopticResult, ImageResult):
         """The class index of each pixel (into `metadata.categories`), `H x W` uint8, 255 for void."""
         return look_up(self.id_map, [*((s.id, s.category) for s in self.segments), (0, VOID)], np.uint8, VOID)
 
-    def mask(self, segment: int | Segment) -> np.ndarray:
-        """Return the mask of a segment, given by itself or its id, `H x W` bool."""
-        found: np.ndarray = self.id_map == (segment.id if isinstance(segment, Segment) else segment)
+    def mask(self, segment: int | Segment | str) -> np.ndarray:
+        """Return the mask of a segment, given by itself or its id, or of a class, given by its name: `H x W` bool."""
+        if isinstance(segment, str):
+            return np.isin(self.classes, choose_classes(segment, self.metadata))
+        number = segment.id if isinstance(segment, Segment) else segment
+        if number not in (0, *(s.id for s in self.segments)):
+            raise InputError(f"no segment has the id {number}")
+        found: np.ndarray = self.id_map == number
         return found
 
     def only(self, classes: str | Sequence[str]) -> Panoptic:
