@@ -143,7 +143,7 @@ def find_evaluation(run: str | Path) -> Evaluation:
         meant = nearest_path(run) or "; name a run or the folder of `seamseg evaluate --out`"
         raise InputError(f"{run}: no such folder{meant}")
     raise InputError(
-        f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / 'evaluation'}` (model) "
+        f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / 'evaluation'}` (panoptic model) "
         f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"
     )
 
