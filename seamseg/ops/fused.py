@@ -146,9 +146,11 @@ class _Fused(nn.Module):
             return False
         if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
             return False
-        old, version = self._packed_from, 0 if self.weight.is_inference() else self.weight._version
-        if old is None or old[0].data_ptr() != self.weight.data_ptr() or old[1] != version:
-            self._packed, self._packed_from = {}, (self.weight.detach(), version)
+        # before the comparison, as it lets other threads run: what one has packed since must not be dropped
+        source, version = self.weight.detach(), 0 if self.weight.is_inference() else self.weight._version
+        old = self._packed_from
+        if old is None or old[0].data_ptr() != source.data_ptr() or old[1] != version:
+            self._packed, self._packed_from = {}, (source, version)
         return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
 
     def __getstate__(self) -> dict[str, Any]:
