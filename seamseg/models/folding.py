@@ -252,8 +252,8 @@ def fold_abn(net: Module) -> Module:
     folded = copied(net).eval().requires_grad_(False)
     _fold(folded)
     if isinstance(folded, Network) and not folded.options.channels_last:
-        return folded.with_options(channels_last=True)
-    return folded
+        folded = folded.with_options(channels_last=True)
+    return folded.eval()
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:

@@ -57,7 +57,9 @@ def test_same_outputs(kind, mode, monkeypatch):
         monkeypatch.setattr(fused, "_FAILED", {"convolution", "linear"})
     with tiny_body():
         net = network(kind=kind, mode=mode, overrides=(TINY_CHANNELS,))
-    same(outputs(fold_abn(net)), outputs(net))
+    folded = fold_abn(net)
+    assert not any(layer.training for layer in folded.modules())
+    same(outputs(folded), outputs(net))
     # what differs is rounding alone
     net.double()
     for x, y in zip(outputs(fold_abn(net)), outputs(net), strict=True):
@@ -228,7 +230,7 @@ def test_parts_of_others_are_not_folded():
 
 
 @pytest.mark.parametrize("kind", ["convolution", "winograd", "linear"])
-def test_packed_weights_follow_the_weight(kind):
+def test_packed_weights_follow_the_weight(kind, monkeypatch):
     """After a state dict is loaded, a change in place, another parameter, and a change of the type and back."""
     make, x, plain = lambda: FusedLinear(torch.randn(6, 5), torch.randn(6)), torch.randn(3, 5), nn.functional.linear
     if kind != "linear":
@@ -255,6 +257,18 @@ def test_packed_weights_follow_the_weight(kind):
         check(layer, (2 * other.weight).bfloat16().float())
         layer.load_state_dict(other.state_dict(), assign=True)
         check(layer, other.weight)
+        packed = []
+
+        def detach(weight):
+            monkeypatch.undo()
+            layer(x)  # in another thread, which still reads what it has packed
+            packed.append(layer._packed)
+            return weight.detach()
+
+        layer.weight.mul_(2)
+        monkeypatch.setattr(nn.Parameter, "detach", detach)
+        check(layer, layer.weight)
+        assert layer._packed is packed[0]
 
 
 def test_winograd_has_the_activation_that_follows_the_sum_of_a_block(monkeypatch):

@@ -158,7 +158,7 @@ def lighting(image: Tensor) -> Tensor:
     return image + (components * factors).sum(1)[:, None, None]
 
 
-def to_float(image: Image.Image) -> Tensor:
+def to_float(image: Image.Image | np.ndarray) -> Tensor:
     """Convert an RGB image to `3 x H x W` float32, values 0 to 1."""
     # torchvision multiplies by 1 / 255, which differs in the last bit
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
