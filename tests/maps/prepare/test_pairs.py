@@ -130,3 +130,12 @@ def test_files_that_the_json_does_not_list(tmp_path):
     assert [image.id for image in done.metadata.images] == ["cam0_a"]
     first = str(tmp_path / "photos/cam1/a.png")
     assert done.accounts["train"].skipped == {"image that the JSON does not list": (2, first)}
+
+
+def test_as_many_files_of_one_name_as_images(monkeypatch):
+    compared = []
+    monkeypatch.setattr(FilesByName, "_fits", lambda self, folders, path: compared.append(path) or True)
+    files = {f"{k}/left/rgb": Path(f"{k}/left/rgb.png") for k in range(300)}
+    photos = FilesByName(files)
+    assert [photos.path_of(f"train/{path}") for path in files] == list(files)
+    assert len(compared) == len(files)
