@@ -181,7 +181,7 @@ X, BOXES, ZEROS = torch.rand(1, 3, 4, 4), torch.rand(2, 4), torch.zeros(2).long(
         ({"levels": [X, X.double()]}, "levels must have one dtype", "levels"),
         ({"levels": [X, X[:, :2]]}, "the same number of channels", "levels"),
         ({"levels": [X.long()]}, "use nearest", None),
-        ({"boxes": torch.rand(2, 5)}, "boxes must be K x 4", "boxes"),
+        ({"boxes": torch.rand(2, 3)}, "boxes must be K x 4", "boxes"),
         ({"index": ZEROS[:1]}, "index and level must be one int64 a box", "boxes"),
         ({"level": torch.zeros(3).long()}, "index and level must be one int64 a box", "boxes"),
         ({"padded_size": (0, 8)}, "padded_size must be two positive numbers", None),
