@@ -237,10 +237,12 @@ def at_fault(error: BaseException) -> str | None:
     if isinstance(error, SeamsegError):
         return None
     for frame, _ in walk_tb(error.__traceback__):
+        # also in a method that its class inherits from this package
+        if (owner := custom_of(frame.f_locals.get("self"))) is not None:
+            return owner.section + described(error, file_of(owner.module))
         file = frame.f_code.co_filename
         if sections := [c.section for c in _REGISTERED.values() if not c.built_in and str(c.file) == file]:
-            owner = custom_of(frame.f_locals.get("self"))
-            return (", ".join(sections) if owner is None else owner.section) + described(error, file)
+            return ", ".join(sections) + described(error, file)
     return None
 
 

@@ -184,6 +184,8 @@ class OutputFolder:
             try:
                 writer.finish(partial(self._records, position))
             except OSError as error:
+                if components.at_fault(error) is not None:
+                    raise
                 raise cannot_write(error.filename or "output", error) from error
 
     def _records(self, position: int) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from seamseg.checkpoints.snapshot import (
     Snapshot,
     check_storable,
     load_into,
+    load_module,
     load_snapshot,
     network_state,
 )
@@ -135,6 +136,9 @@ def test_pre_training_skips_and_lists_tensors_that_do_not_fit():
         load_into(Net(classes=3), snapshot_of(source), name="m.tar")
     assert torch.equal(net.roi_head.weight, before)
     assert_same(source.body, net.body)
+    # that of a semantic network has no pyramid
+    body = nn.ModuleDict({"backbone": nn.Linear(2, 2), "fpn": nn.Linear(2, 2)})
+    assert load_module(body, nn.Linear(2, 2).state_dict(), "body", "m.tar").loaded == 2
 
 
 # Files that are not snapshots: a one-line error, and no code in them is run

@@ -39,11 +39,18 @@ def test_errors_name_the_format_and_the_image(file, micro_run, micro, tmp_path, 
     assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1] == f"skipped {photo}: format borders, {file} line 28: KeyError: 'none'"
-    file.write_text(BORDERS.replace("self.keys.value", "self.key.value"))
-    forget("my_borders")
-    del sys.modules["my_borders"]
-    assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
-    assert "AttributeError" in capsys.readouterr().err
+    # what the base of the format does with it, a missing file, and one at the end
+    end = "return Image.fromarray(mask)\n\n    def finish(self, records):\n        open('/none')"
+    for text, expected in (
+        ("return", f"skipped {photo}: format borders, {file}: AttributeError: 'NoneType' object "),
+        ("return Image.open('none')", f"skipped {photo}: format borders, {file} line 32: FileNotFoundError: "),
+        (end, f"seamseg predict: format borders, {file} line 35: FileNotFoundError: "),
+    ):
+        file.write_text(BORDERS.replace("return Image.fromarray(mask)", text))
+        forget("my_borders")
+        del sys.modules["my_borders"]
+        assert seamseg_main("predict", micro_run, photo, tmp_path / "out", *words) == 1
+        assert expected in capsys.readouterr().err
 
 
 def test_mistakes(file, micro_run, tmp_path):

@@ -163,3 +163,5 @@ def test_the_photo_is_kept_and_anonymised(result):
     assert not changed[50:, 50:].any()
     boxes = np.asarray(kept.with_image(photo, prediction(masks=False)).anonymize("car"))
     assert (np.asarray(photo)[40:58, 80:88] != boxes[40:58, 80:88]).any(), "without masks the whole box"
+    with pytest.raises(InputError, match="no image to anonymise"):
+        result.anonymize("bus")

@@ -76,7 +76,7 @@ class ResultEncoder:
     def _overlay(self, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:
         # the content of the file that `predict` writes
         writer, buffer = OverlayWriter(Path(), self._predictor.metadata), BytesIO()
-        writer.encode(pixels_of(decode()), prediction, result, buffer)
+        writer.encode(writer.image(pixels_of(decode()), prediction, result), buffer)
         return Content(buffer.getvalue(), JPEG)
 
     def _map(self, name: str, result: ImageResult, prediction: ArrayPrediction, decode: Decode) -> Content:

@@ -129,13 +129,13 @@ class ImageFormat(OutputFormat[R]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R) -> None:
         """Draw and write the image."""
+        image = self.image(rgb, prediction, result)  # errors of drawing are none of the file
         with replacing(self.paths(source)[0]) as temporary:
             # not through memory: only where it writes to a file Pillow releases the lock of Python
-            self.encode(rgb, prediction, result, temporary)
+            self.encode(image, temporary)
 
-    def encode(self, rgb: np.ndarray | None, prediction: ArrayPrediction, result: R, target: Path | BytesIO) -> None:
-        """Draw the image and write the content of its file."""
-        image = self.image(rgb, prediction, result)
+    def encode(self, image: Image.Image, target: Path | BytesIO) -> None:
+        """Write the content of the file of an image."""
         if self.ending.endswith(".jpg"):
             check_sides(image.size, "JPEG")
             image.save(target, "JPEG", **self.encoding)
