@@ -42,14 +42,14 @@ def lock_file(path: Path, advice: str) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    make_folder(path.parent)
     lock = FileLock(path, timeout=0)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise InputError(f"{path.parent}: in use by another process; {advice}") from None
     except OSError as error:
-        raise cannot_write(error.filename or path, error) from error
+        raise cannot_write(path, error) from error
     try:
         yield
     finally:

@@ -132,6 +132,8 @@ def test_through_the_command(micro_run, tmp_path, seamseg_main, refused):
         assert "another `seamseg predict` is writing to this folder: wait until it ends" in refused(*words)
     assert seamseg_main(*words) == 0
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+    with pytest.raises(SeamsegError, match=r"a\.png: cannot make the folder: File exists"):
+        lock_file(tmp_path / "a.png" / LOCK_NAME, "").__enter__()
 
 
 @pytest.fixture
