@@ -36,7 +36,7 @@ from seamseg.contrib.deploy.quantize import quantise_file
 from seamseg.contrib.exported.onnx_engines import open_onnx
 from seamseg.contrib.exported.package import PackageSession
 from seamseg.maps.formats.exported import ExportedMetadata
-from seamseg.models.panoptic import DetectionSelector
+from seamseg.models.panoptic_inference import DetectionSelector
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
 SIDES = ("fp32", "bf16", "pt2", "onnx", "openvino", "onnx-int8", "openvino-int8")

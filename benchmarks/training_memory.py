@@ -28,7 +28,7 @@ from train_step import config_of, flops_of, side_of
 
 from seamseg.config import Config
 from seamseg.models.build import build_training_module
-from seamseg.models.panoptic import AnchorGenerator
+from seamseg.models.heads.rpn import AnchorGenerator
 from seamseg.structures import Batch
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World

@@ -30,7 +30,8 @@ from seamseg.models.heads.roi import ROIExtractor
 from seamseg.models.heads.rpn import ProposalGenerator
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_target
 from seamseg.models.network import Losses, TrainingModule
-from seamseg.models.panoptic import DetectionSelector, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.boxes import nms

@@ -6,7 +6,8 @@ from seamseg.models.folding import fold_abn
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead
-from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import NetworkOptions
 
 __all__ = [
     "FPN",

@@ -35,7 +35,8 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import SemanticHead, SemanticLoss
 from seamseg.models.network import Network, TrainingModule
-from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.models.semantic import DeeplabV3, SemanticNet, SemanticOptions
 from seamseg.ops.fused import use_winograd
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync

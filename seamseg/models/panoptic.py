@@ -2,129 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor, nn
 
-from seamseg.config import Config
-from seamseg.config.sections import Roi, Rpn
-from seamseg.maps.predictions import Prediction
 from seamseg.models.backbones.base import FPNBody
-from seamseg.models.custom import Head, HeadOutputs, declared_outputs, head_losses, predicted_maps, run_heads
-from seamseg.models.heads.roi import ProposalMatcher, ROIExtractor, ROIHead, ROIOutputs, leading_rows
-from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator, RPNOutputs, Sizes, rpn_losses
-from seamseg.models.heads.semantic import SemanticLoss
-from seamseg.models.network import BatchOptions, Losses, Network, PaddedPredictions, mark_sizes_dynamic
-from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.nms import best_scores, nms_fixed
-from seamseg.ops.norm import is_pointwise
-from seamseg.ops.upsample import upsample_argmax
-from seamseg.structures import Batch, Features, PackedSequence, Things, upload
-
-CANDIDATES = 4096
-"""Scored boxes of an image that NMS chooses from where the host does not read how many are usable."""
-_ROI_CHUNK = 256
-"""Regions that the ROI head processes together on a CPU; bounds its memory. A GPU processes all at once."""
-
-
-@dataclass(frozen=True)
-class DetectionSelector:
-    """Selection of detections among scored boxes (docs/contract.md, section 4 "Detections")."""
-
-    config: Roi
-
-    @torch.no_grad()
-    def __call__(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return boxes `D x 4`, classes `D` (0 = first thing) and scores `D` of the detections of one image.
-
-        From a box for each proposal and class, `K x things x 4`, clipped to the image, and scores `K x (things + 1)`,
-        class 0 background. Ordered by class, then by decreasing score; by score alone when some had to be left out.
-        """
-        usable = (scores[:, 1:] > self.config.score_threshold) & (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        cls, row = torch.nonzero(usable.t(), as_tuple=True)
-        boxes, classes, scores, total = self._suppress(boxes[row, cls], scores[row, cls + 1], cls)
-        count = total.tolist()
-        return boxes[:count], classes[:count], scores[:count]
-
-    @torch.no_grad()
-    def padded(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Select the detections in tensors whose shapes do not depend on their number: the host does not wait.
-
-        Return boxes `R x 4`, classes and scores `R`, with rows of 0 at the end, R the largest number of detections, and
-        int64 `2`: how many rows are detections, and 1 if they are those of a call. Otherwise 0: more boxes than
-        :data:`CANDIDATES` are usable, and others than the best of them might be detections, too.
-        """
-        proposals, scores = boxes.shape[0], scores[:, 1:]
-        usable = (scores > self.config.score_threshold) & (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
-        # class by class: the first of equal scores is that of the first class
-        scores = torch.where(usable, scores, -torch.inf).t().flatten()
-        best = best_scores(scores, CANDIDATES)
-        cls, row = best // max(proposals, 1), best % max(proposals, 1)
-        boxes, cls, scores, total = self._suppress(boxes[row, cls], scores[best], cls)
-        most = boxes.shape[0]
-        complete = (usable.sum() <= best.shape[0]) | (total > most)
-        return boxes, cls, scores, torch.stack((total.clamp(max=most), complete.long()))
-
-    def _suppress(self, boxes: Tensor, scores: Tensor, cls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the detections among boxes `M x 4` in their order, then rows of 0, and how many boxes stay.
-
-        Those with a score of -inf are left out. More may stay than there are rows.
-        """
-        exists, outside = scores > -torch.inf, torch.iinfo(cls.dtype).max
-        # boxes that are left out form a group of their own, in which all but one suppress each other
-        unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
-        group = torch.where(exists, cls, outside)
-        kept, _ = nms_fixed(
-            torch.where(exists[:, None], boxes, unit_box), scores, self.config.nms_threshold, groups=group
-        )
-        exists = (kept >= 0) & exists[kept]
-        total, rows = exists.sum(), min(self.config.max_predictions, kept.shape[0])
-        kept, exists = kept[:rows], exists[:rows]
-        by_class = torch.where(exists, torch.where(total > rows, 0, cls[kept]), outside)
-        order = torch.argsort(by_class, stable=True)
-        kept, exists = kept[order], exists[order]
-        boxes = torch.where(exists[:, None], boxes[kept], 0.0)
-        return boxes, torch.where(exists, cls[kept], 0), torch.where(exists, scores[kept], 0.0), total
-
-
-@dataclass(frozen=True)
-class AnchorGenerator:
-    """All anchors of levels of the pyramid (docs/contract.md, section 4 "Anchors").
-
-    `strides` are the distances of the anchors of each level in pixels.
-    """
-
-    config: Rpn
-    strides: tuple[int, ...]
-
-    @lru_cache(maxsize=16)  # noqa: B019 (generators are few, and equal ones share their anchors)
-    def __call__(self, shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-        """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
-        # cached for later calls, which may be outside of inference mode
-        with torch.inference_mode(False):
-            levels = []
-            for stride, shape in zip(self.strides, shapes, strict=True):
-                rows, centre = [], stride / 2
-                for ratio in self.config.anchor_ratios:
-                    height = stride * self.config.anchor_scale * math.sqrt(ratio)
-                    width = stride * self.config.anchor_scale * math.sqrt(1 / ratio)
-                    rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
-                # rounded to float32 before they are shifted
-                cell = upload(torch.tensor(rows, dtype=torch.float64).float(), device)
-                levels.append(self.level_anchors(stride, shape, cell))
-            return torch.cat(levels)
-
-    def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
-        """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
-        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
-        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
-        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
-        return (shift[:, :, None, :] + cell).reshape(-1, 4)
+from seamseg.models.custom import Head, HeadOutputs, declared_outputs, head_losses, run_heads
+from seamseg.models.heads.roi import ROIHead, ROIOutputs, leading_rows
+from seamseg.models.heads.rpn import RPNOutputs, rpn_losses
+from seamseg.models.network import Losses, mark_sizes_dynamic
+from seamseg.models.panoptic_inference import NetworkOptions, PanopticInference
+from seamseg.structures import Batch, Features, PackedSequence, Things
 
 
 class DenseOutputs(NamedTuple):
@@ -137,58 +27,9 @@ class DenseOutputs(NamedTuple):
     semantic_logits: Tensor | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions(BatchOptions):
-    """Settings of a :class:`PanopticNet`: anchors, samplers, thresholds.
-
-    Parameters
-    ----------
-    num_stuff : stuff classes, which come before the things
-    anchors : anchors, and the levels of the pyramid they live on
-    proposals : makes proposals from the outputs of the RPN head
-    anchor_matcher, matcher : sample anchors and proposals for training
-    semantic_loss : the loss of the semantic head
-    rois : extracts the features of regions
-    selector : selects detections among the scored boxes
-    channels_last, pad_to, run_dense : see :class:`seamseg.models.network.BatchOptions`
-    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
-    """
-
-    num_stuff: int
-    anchors: AnchorGenerator
-    proposals: ProposalGenerator
-    anchor_matcher: AnchorMatcher
-    matcher: ProposalMatcher
-    semantic_loss: SemanticLoss
-    rois: ROIExtractor
-    selector: DetectionSelector
-    crowd_boxes: bool = False
-
-    @staticmethod
-    def of(config: Config, num_stuff: int) -> NetworkOptions:
-        """Return the options of a configuration, for a data set with this number of stuff classes."""
-        rpn, roi = config.rpn, config.roi
-        if num_stuff == 0:
-            # nothing else says where a mask ends
-            roi = replace(roi, void_is_background=True)
-        strides = config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
-        return NetworkOptions(
-            num_stuff=num_stuff,
-            anchors=AnchorGenerator(rpn, tuple(stride * rpn.stride for stride in strides)),
-            proposals=ProposalGenerator(rpn),
-            anchor_matcher=AnchorMatcher(rpn, roi.fixed_samples),
-            matcher=ProposalMatcher(roi),
-            semantic_loss=SemanticLoss(config),
-            rois=ROIExtractor(roi),
-            selector=DetectionSelector(roi),
-            channels_last=config.general.channels_last,
-            crowd_boxes=not config.parts_of_kind.has_masks,
-        )
-
-
 @dataclass(frozen=True)
 class TrainingOutputs:
-    """Outputs of the network that :meth:`PanopticNet.loss` needs; proposals of NaN fill up if samples are fixed."""
+    """Outputs of the network for :meth:`PanopticNet.loss`; proposals of NaN fill up if samples are fixed."""
 
     features: Features
     rpn: RPNOutputs
@@ -199,7 +40,7 @@ class TrainingOutputs:
     heads: list[HeadOutputs]
 
 
-class PanopticNet(Network):
+class PanopticNet(PanopticInference):
     """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
     Without a semantic head it does instance segmentation, without a mask branch either detection. The names of the four
@@ -237,8 +78,7 @@ class PanopticNet(Network):
         self.kind = "panoptic" if sem_head is not None else "instance_seg" if roi_head.with_masks else "detection"
         self.nms_threshold = options.selector.config.nms_threshold
         self.custom_heads = {} if heads is None else dict(cast(Mapping[str, Head], heads))
-        outputs = (declared_outputs(head) for head in self.custom_heads.values())
-        self.map_formats = {name: spec for of_head in outputs for name, spec in of_head.items()}
+        self.map_formats = {k: v for head in self.custom_heads.values() for k, v in declared_outputs(head).items()}
 
     @property
     def backbone(self) -> nn.Module:
@@ -252,34 +92,35 @@ class PanopticNet(Network):
         backwards, with a weight of 0, and every parameter gets a gradient, there of 0.
         """
         options, features = self.options, self.encode(images)
-        anchors, obj_logits, bbx_logits = rpn = self.score_anchors(features)
-        scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
+        rpn = self.score_anchors(features)
+        scored = (rpn.obj_logits, rpn.bbx_logits, rpn.anchors, features.valid_sizes, self.training)
         # with a fixed number of samples the host need not know how many proposals there are
-        fixed = options.matcher.config.fixed_samples
+        fixed = options.proposal_matcher.config.fixed_samples
         proposals = PackedSequence(list(options.proposals.padded(*scored)[0])) if fixed else options.proposals(*scored)
         things = Things.of(targets, options.num_stuff, options.crowd_boxes)
-        sampled = options.matcher.batch(list(proposals), things)
+        sampled = options.proposal_matcher.sample(list(proposals), things)
         boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
-        x, rows = options.rois(features.levels, boxes, index, features.padded_size), leading_rows(sampled, boxes.device)
-        rows_only = self.roi_head.with_masks and options.matcher.config.mask_positives_only
-        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, rows_only))
-        semantic_logits, heads = self.classify(features), run_heads(self.custom_heads, features)
+        x = options.rois(features.levels, boxes, index, features.padded_size)
+        rows = leading_rows(sampled, boxes.device)
+        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, options.proposal_matcher.config.mask_positives_only))
+        semantic_logits = self.classify(features)
+        heads = run_heads(self.custom_heads, features)
         return TrainingOutputs(features, rpn, things, proposals, rois, semantic_logits, heads)
 
     def loss(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses of a batch, not weighted (docs/contract.md, section 4), custom heads last."""
-        things, features, matcher = outputs.things, outputs.features, self.options.anchor_matcher
-        matches = matcher.batch(outputs.rpn.anchors, things, features.valid_sizes)
-        terms = rpn_losses(outputs.rpn, matches, things, matcher.config)
-        terms |= outputs.rois.losses(things, targets.masks, self.options.matcher.config)
+        options, things, features = self.options, outputs.things, outputs.features
+        matches = options.anchor_matcher.sample(outputs.rpn.anchors, things, features.valid_sizes)
+        terms = rpn_losses(outputs.rpn, matches, things, options.anchor_matcher.config)
+        terms |= outputs.rois.losses(things, targets.masks, options.proposal_matcher.config)
         if outputs.semantic_logits is not None:
-            terms |= self.options.semantic_loss(outputs.semantic_logits, features.padded_size, targets)
+            terms |= options.semantic_loss(outputs.semantic_logits, features.padded_size, targets)
         return Losses.of(terms | head_losses(outputs.heads, targets))
 
     def step_problem(self) -> str | None:
         """See the base class."""
         options = self.options
-        if not options.matcher.config.fixed_samples:
+        if not options.proposal_matcher.config.fixed_samples:
             return "[roi] fixed_samples is no"
         if options.crowd_boxes:
             return "the number of crowds of an image varies"
@@ -325,105 +166,4 @@ class PanopticNet(Network):
             return features.semantic_logits
         if self.compiled:
             mark_sizes_dynamic(features.levels)
-        logits: Tensor = self.sem_head(features.levels)
-        return logits
-
-    @torch.no_grad()
-    def predict(self, images: PackedSequence, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Predict detections, masks and a class map for each image `3 x H x W`.
-
-        Padding influences the result a little: batch only images of one size together if that matters. Detections that
-        do not score above `least_score` may be left out, which saves their masks; no others change. RuntimeError if the
-        network is in training mode.
-        """
-        if self.training:
-            raise RuntimeError(f"{type(self).__name__}.predict: the network is in training mode, call eval() first")
-        features = self.encode(images)
-        things = self.predict_things(features, least_score)
-        return [replace(found, semantic=classes) for found, classes in zip(things, self.segment(features))]
-
-    def predict_things(self, features: Features, least_score: float = 0.0) -> list[Prediction[Tensor]]:
-        """Return the predictions of :meth:`predict` without class maps."""
-        anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        proposals = self.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, training=False)
-        scored = self.score_proposals(features, proposals, features.valid_sizes)
-        detections = [self.options.selector(*image) for image in scored]
-        kept = [scores > least_score for _, _, scores in detections]
-        # kernels may round the mask of a single region otherwise than that of the same region among others
-        if least_score > 0 and int(torch.cat(kept).sum()) != 1:
-            pairs = zip(kept, detections)
-            detections = [(boxes[rows], classes[rows], scores[rows]) for rows, (boxes, classes, scores) in pairs]
-        masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
-        maps = predicted_maps(self.custom_heads, features) if self.custom_heads else [{} for _ in masks]
-        rows = zip(detections, masks, features.valid_sizes, maps)
-        return [Prediction(*detected, mask, None, size, maps=more) for detected, mask, size, more in rows]
-
-    @torch.no_grad()
-    def predict_padded(self, padded: Tensor, sizes: Tensor) -> PaddedPredictions:
-        """See :class:`seamseg.models.network.Network`."""
-        features = self.encode(PackedSequence(list(padded)))
-        anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        limits = list(sizes.repeat(1, 2).float())
-        proposals, _ = self.options.proposals.padded(obj_logits, bbx_logits, anchors, limits, training=False)
-        scored = self.score_proposals(features, PackedSequence(list(proposals)), limits)
-        boxes, classes, scores, found = zip(*(self.options.selector.padded(*image) for image in scored))
-        masks = self.mask(features, list(boxes), list(classes))
-        semantic = [None if x is None else x.byte() for x in self.segment(features)]
-        rows = zip(boxes, classes, scores, masks, semantic)
-        predictions = [Prediction(*row, features.padded_size) for row in rows]
-        levels = features.levels if self.custom_heads else []
-        return PaddedPredictions(predictions, torch.stack(found), levels, lambda: anchors)
-
-    def score_proposals(
-        self, features: Features, proposals: PackedSequence, sizes: Sizes
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Return a box (of NaN for proposals of NaN) for each proposal and class, and the scores, of each image."""
-        boxes, index = features.rows(proposals)
-        parts = [self.roi_head.boxes(x) for x, _ in self._roi_chunks(features, boxes.nan_to_num(), index)]
-        cls_logits, bbx_logits = torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
-        scores = torch.softmax(cls_logits.float(), dim=1)
-        # made on the device: an upload would be part of a CUDA graph, but its source not
-        weights = torch.stack([boxes.new_full((), x) for x in self.options.selector.config.bbx_reg_weights])
-        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / weights)
-        # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
-        rows = [0 if p is None else p.shape[0] for p in proposals]
-        images = zip(torch.split(decoded, rows), torch.split(scores, rows), sizes)
-        return [(clip_boxes(part, size), part_scores) for part, part_scores, size in images]
-
-    def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Return mask logits `D x 28 x 28` of the detections of each image; None without masks."""
-        if not self.roi_head.with_masks:
-            return [None] * len(boxes)
-        all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
-        index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
-        chunks = self._roi_chunks(features, all_boxes, index)
-        head, found = self.roi_head, []
-        plain = getattr(head.masks, "__func__", None) is ROIHead.masks and is_pointwise(head.roi_msk)
-        for x, chunk in chunks:
-            of_class = all_classes[chunk]
-            if plain:
-                # without the logits of the other classes
-                weight, bias = head.roi_msk.weight.flatten(1)[of_class], head.roi_msk.bias
-                masks = torch.einsum("kchw,kc->khw", head.conv(x), weight)
-                masks = masks if bias is None else masks + bias[of_class, None, None]
-            else:
-                masks = head.masks(x)
-                # not by two indices, a GatherND in ONNX, which some engines do not check
-                masks = masks.gather(1, of_class[:, None, None, None].expand(-1, 1, *masks.shape[2:]))[:, 0]
-            found.append(masks.float())
-        return list(torch.split(torch.cat(found), [b.shape[0] for b in boxes]))
-
-    def _roi_chunks(self, features: Features, boxes: Tensor, index: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """Yield the features of boxes, :data:`_ROI_CHUNK` at a time on a CPU, and their rows; once without any box."""
-        count = max(boxes.shape[0], 1)
-        chunk = _ROI_CHUNK if boxes.device.type == "cpu" else count
-        for start in range(0, count, chunk):
-            rows = slice(start, start + chunk)
-            yield self.options.rois(features.levels, boxes[rows], index[rows], features.padded_size), rows
-
-    def segment(self, features: Features) -> list[Tensor | None]:
-        """Return the class map `H x W` (int64) of each image; None without a semantic head."""
-        logits = self.classify(features)
-        if logits is None:
-            return [None] * len(features.valid_sizes)
-        return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
+        return cast(Tensor, self.sem_head(features.levels))

@@ -31,9 +31,8 @@ class StepResult(NamedTuple):
     """The result of a step, on the device: reading it waits for the step.
 
     `losses` are unweighted means by name, over the batches of this process, or with `loss_average = step` over those of
-    all; `total` is the weighted loss that was minimised; `ids` name the images. `grad_norm` is the norm of the gradient
-    over all parameters and processes before clipping, `skipped` whether the update was, see :class:`Stepper`. `metrics`
-    are only reported.
+    all; `total` is the weighted loss that was minimised; `ids` name the images. `grad_norm` is the norm of the gradients
+    before clipping, `skipped` whether the update was skipped, see :class:`Stepper`; `metrics` are only reported.
     """
 
     losses: dict[str, Tensor]
@@ -64,7 +63,7 @@ class ParallelModule:
         # of the two exchanges must not matter. Buffers are made equal after each epoch, not each step (Trainer.train).
         names = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        # they differ in sides of length 1 only: the gradient of a class token is a slice
+        # the strides differ in sides of length 1 only: the gradient of a class token is a slice
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
         options |= {"find_unused_parameters": not self._fake, "process_group": new_group(range(world.size))}
@@ -128,9 +127,9 @@ class _OrParameters(nn.Module):
 class Stepper:
     """Trains on the batches of a step.
 
-    A step updates weights, momentum, moving average and running statistics; all of them, or none. None of them changes
-    from the first step on whose loss or gradient is not finite in any process, or whose loss is over `loss_limit`: the
-    host, which reads the losses only every few steps, must find the weights from before. With fp16 only the step with
+    A step updates weights, momentum, moving average and running statistics; all of them, or none. Once a loss or
+    gradient was not finite, or a loss above `loss_limit`, in any process, no step changes them: the host, which reads
+    the losses only every few steps, must find the weights from before. With fp16 only the step with
     an overflow is skipped, and the loss scale lowered. `module` maps a batch to :class:`Losses`, and its `net` is the
     network. Construction is a collective call.
     """
@@ -156,7 +155,8 @@ class Stepper:
         set_learning_rates(self.optimizer, rates)
         self.begin()
         device, precision = self.world.device, self.options.precision
-        by_step, ahead = self.options.loss_average == "step", list[Losses]()
+        by_step = self.options.loss_average == "step"
+        ahead: list[Losses] = []
         if by_step and len(batches) > 1:
             with autocast(precision, device):
                 ahead = preview_losses(self.module, batches, device)
@@ -165,12 +165,15 @@ class Stepper:
             with self.parallel.exchanging(number == len(batches)):
                 with autocast(precision, device):
                     losses: Losses = self.parallel(batch)
-                loss = self._weighted_sum(average.add(losses))
+                average.add(losses)
+                loss = self._weighted_sum(average.to_minimise(losses))
                 self.backward(self.parallel.reaching_all(loss))
         self.parallel.fill_gradients(self.optimizer)
         means = average.means()
         total = self._weighted_sum(means)
-        return StepResult(means, total, [i for b in batches for i in b.ids], *self.update(total), average.metrics())
+        norm, skipped = self.update(total)
+        ids = [name for batch in batches for name in batch.ids]
+        return StepResult(means, total, ids, norm, skipped, average.metrics())
 
     def _weighted_sum(self, losses: Mapping[str, Tensor]) -> Tensor:
         if (names := list(losses)) != self._weights[0]:
@@ -188,7 +191,7 @@ class Stepper:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def update(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the weights by the gradients and the detached loss of the step; return `grad_norm` and `skipped`."""
+        """Update the weights by the gradients, unless these or the loss forbid it; return `grad_norm` and `skipped`."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -232,17 +235,20 @@ class LossAverage:
         self._parts: list[Losses] = []
         self._whole: Losses | None = None
 
-    def add(self, losses: Losses) -> dict[str, Tensor]:
-        """Add the losses of a batch; return those whose gradients are summed here and averaged over processes."""
+    def add(self, losses: Losses) -> None:
+        """Add the losses of a batch."""
         self._parts.append(Losses(*({name: x.detach() for name, x in of.items()} for of in losses)))
+
+    def to_minimise(self, losses: Losses) -> dict[str, Tensor]:
+        """Return the losses of a batch as the sum over batches, and mean over processes, minimises them."""
         if self._world is None:
-            # an operator fewer for each loss of a single batch
+            # a single batch saves an operation
             return losses.means if self._number == 1 else {k: mean / self._number for k, mean in losses.means.items()}
         if self._whole is None:
             self._whole = combine_losses(self._world, self._ahead or self._parts)
         factors = {name: self._world.size / count.clamp(min=1) for name, count in self._whole.counts.items()}
-        counts = {name: losses.counts[name] * factor for name, factor in factors.items()}
-        return {name: mean * counts[name].to(mean.dtype) for name, mean in losses.means.items()}
+        weights = {name: losses.counts[name] * factor for name, factor in factors.items()}
+        return {name: mean * weights[name].to(mean.dtype) for name, mean in losses.means.items()}
 
     def means(self) -> dict[str, Tensor]:
         """Return the losses of the batches by name, float32 scalars; collective with a world."""
@@ -277,7 +283,7 @@ def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
 @torch.no_grad()
 def preview_losses(module: nn.Module, batches: Sequence[TrainingBatch], device: torch.device) -> list[Losses]:
     """Compute losses before training on their batches, without side effects on buffers and random numbers."""
-    # the numbers of regions and mask pixels that count depend on the proposals: it costs a forward pass of each batch
+    # the numbers of regions and mask pixels with a loss depend on the proposals: it costs a forward pass of each batch
     copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         return [functional_call(module, copies, (batch,)) for batch in batches]

@@ -92,7 +92,8 @@ class Trainer:
         self._position = position = self._begin_epoch(epoch)
         done, batches = position.steps, iter(self.batches)
         length = done + self.options.steps_per_epoch(len(self.batches.loader))
-        last = time.perf_counter()
+        began = time.perf_counter()
+        # until no batch of a step is left
         for index, group in enumerate(iter(lambda: list(islice(batches, self.options.accumulate)), []), done):
             self.progress.global_step += 1
             step = self.progress.global_step
@@ -102,7 +103,7 @@ class Trainer:
             result = self._step(epoch, group)
             now = time.perf_counter()
             self.losses.add(step, result)
-            self.reporter.add(loaded - last, now - last, len(result.ids))
+            self.reporter.add(loaded - began, now - began, len(result.ids))
             where = StepPosition(epoch, index, length, step)
             due = self.reporter.is_due(where)
             if due or self.losses.full:
@@ -112,8 +113,7 @@ class Trainer:
             else:
                 self.reporter.progress(where)
             self.reporter.histograms(self.net, step)
-            position = position.after(len(group))
-            self._position = position
+            self._position = position = position.after(len(group))
             self.writer.check()
             return_memory()
             number = self._preemption.after_step()
@@ -122,7 +122,7 @@ class Trainer:
                 self._save()
             if self._stops(number):
                 return False
-            last = time.perf_counter()
+            began = time.perf_counter()
         return True
 
     def _step(self, epoch: int, group: list[DeviceBatch]) -> StepResult:

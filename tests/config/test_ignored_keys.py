@@ -11,7 +11,7 @@ from support.recorded_keys import recorded
 from seamseg.config import KINDS, config_from_string
 from seamseg.config.sections import SECTIONS
 from seamseg.inference.options import InferenceOptions
-from seamseg.models.panoptic import AnchorGenerator
+from seamseg.models.heads.rpn import AnchorGenerator
 from seamseg.training.options import TrainerOptions
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.setup import segmentation

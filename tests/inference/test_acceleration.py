@@ -20,7 +20,7 @@ from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, copy_t
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Augmentation, Thresholds, Tiling
 from seamseg.maps.formats.metadata import Metadata
-from seamseg.models import panoptic
+from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import Normalise, PackedSequence
@@ -136,7 +136,7 @@ def test_more_candidates_than_the_fixed_number(monkeypatch):
     predict = mock.Mock(wraps=model.network.net.predict)
     monkeypatch.setattr(model.network.net, "predict", predict)
     for candidates, again in ((4096, 0), (30, 2)):
-        monkeypatch.setattr(panoptic, "CANDIDATES", candidates)
+        monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
         for found, one in zip(model.raw(group), wanted, strict=True):
             # the number of images changes the order of sums
             assert_close(found, one, 0 if again == 0 else 1e-4)

@@ -12,7 +12,7 @@ import seamseg
 from seamseg.inference.images import network_input
 from seamseg.inference.tta import Augmentation, _merge, predict_augmented
 from seamseg.maps.predictions import Prediction
-from seamseg.models.panoptic import DetectionSelector
+from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

@@ -9,7 +9,7 @@ from support.networks import ROOT, narrow_module, tiny_config
 
 from seamseg.config import config_from_string, config_to_string, default_config, load_config
 from seamseg.models.build import build_network, build_training_module
-from seamseg.models.panoptic import NetworkOptions
+from seamseg.models.panoptic_inference import NetworkOptions
 from seamseg.ops.fused import TrainedWinogradConv2d
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
@@ -116,14 +116,14 @@ def test_the_strides_of_a_dilated_body_are_defaults():
 def test_losses_follow_the_configuration():
     options = NetworkOptions.of(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
     assert options.semantic_loss.config.sem.ohem == 0.5
-    assert options.matcher.config.void_is_background
+    assert options.proposal_matcher.config.void_is_background
 
 
 @pytest.mark.parametrize("num_stuff", [0, 1])
 def test_void_is_background_without_stuff(num_stuff):
     with torch.device("meta"):
         net = build_training_module(tiny_config(), num_stuff, 2).net
-    assert net.options.matcher.config.void_is_background == (num_stuff == 0)
+    assert net.options.proposal_matcher.config.void_is_background == (num_stuff == 0)
 
 
 # Keys, shapes, frozen parameters and sizes are those of the published networks

@@ -64,7 +64,7 @@ class Step:
     def __init__(self, file, variant):
         self.file, self.variant = file, variant
         config, self.module = golden_module(file, variant)
-        options = {"matcher": replace(self.module.net.options.matcher, permutation=numpy_permutation)}
+        options = {"matcher": replace(self.module.net.options.proposal_matcher, permutation=numpy_permutation)}
         if variant.startswith("sampled"):
             # a draw follows the order of the proposals, which near ties decide: sample among the original's
             options["proposals"] = lambda *_: PackedSequence([tensor(file, f"{variant}/proposals")])
@@ -143,7 +143,7 @@ def test_anchors_that_count(step):
     torch.manual_seed(0)
     (things,) = Things.of(step.batch, NUM_STUFF)
     matcher, outputs = step.module.net.options.anchor_matcher, step.outputs
-    (match,) = matcher.batch(outputs.rpn.anchors, [things], outputs.features.valid_sizes)
+    (match,) = matcher.sample(outputs.rpn.anchors, [things], outputs.features.valid_sizes)
     if step.has("rpn_match_full"):
         np.testing.assert_array_equal(match.numpy(), step.stored("rpn_match_full"))
     else:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seamseg.maps.predictions import Prediction
-from seamseg.models.panoptic import DetectionSelector
+from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import PackedSequence
 from support.predictors import StandIn

@@ -66,7 +66,6 @@ class ROIHead(nn.Module):
         self.with_masks = with_masks
         self.roi_size = config.roi_size
         fc_channels, conv_channels = config.fc_channels, config.conv_channels
-        # snapshots of networks with masks have them, too
         self.unused_layers = () if with_masks else ("conv.", "roi_msk.")
         cells = (config.roi_size[0] // 2) * (config.roi_size[1] // 2)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -93,9 +92,9 @@ class ROIHead(nn.Module):
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
 
     def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return mask logits `K x things x 28 x 28` of features `K x C x 14 x 14`.
+        """Return mask logits `K x things x 2h x 2w` of features `K x C x h x w`.
 
-        With `rows` (int64 `P`) only those regions get logits, `P x things x 28 x 28`; the others only contribute to the
+        With `rows` (int64 `P`) only those regions get logits, `P x things x 2h x 2w`; the others only contribute to the
         batch statistics.
         """
         *layers, enlarge, norm = self.conv
@@ -160,7 +159,7 @@ class ProposalMatcher:
     permutation: Callable[[int], Tensor] = torch.randperm
 
     @torch.no_grad()
-    def batch(self, proposals: Sequence[Tensor | None], things: Sequence[Things]) -> list[ROISample | None]:
+    def sample(self, proposals: Sequence[Tensor | None], things: Sequence[Things]) -> list[ROISample | None]:
         """Match and sample the proposals `K x 4` of each image; the boxes of its things count as proposals too.
 
         Proposals of NaN are padding. None for an image without samples, with `fixed_samples` only for one without
@@ -227,7 +226,7 @@ class ROIOutputs:
     """The ROI head on the samples of each image, None for an image without any: M in all images, P of them leading.
 
     rows int64 `P` of the leading ones, cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x
-    things x 28 x 28` or None without a mask branch.
+    things x 2h x 2w` or None without a mask branch.
     """
 
     samples: list[ROISample | None]
@@ -250,7 +249,7 @@ class ROIOutputs:
             for sample, truth, ids in zip(self.samples, things, masks, strict=True):
                 if sample is None:
                     continue
-                # before the first class stands the background
+                # class 0 is background
                 labels.append(functional.pad(truth.classes + 1, (1, 0))[sample.match + 1])
                 codes.append(box_targets(sample.boxes, truth.boxes, sample.match))
                 if self.msk_logits is not None:
@@ -291,8 +290,7 @@ def box_loss(errors: Tensor, labels: Tensor, weights: Tensor | None = None) -> T
 
 def of_class(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the outputs `M x ...` of the true class from `M x things x ...`; of the last class for background."""
-    rows = torch.arange(labels.shape[0], device=labels.device)
-    return logits[rows, labels - 1].float()
+    return logits[torch.arange(labels.shape[0], device=labels.device), labels - 1].float()
 
 
 def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -20,6 +22,41 @@ from seamseg.structures import PackedSequence, Things, upload
 
 Sizes: TypeAlias = Sequence["tuple[int, int] | Tensor"]
 """`(height, width)` of each image without its padding, or tensors, see :func:`seamseg.ops.boxes.clip_boxes`."""
+
+
+@dataclass(frozen=True)
+class AnchorGenerator:
+    """All anchors of levels of the pyramid (docs/contract.md, section 4 "Anchors").
+
+    `strides` are the distances of the anchors of each level in pixels.
+    """
+
+    config: Rpn
+    strides: tuple[int, ...]
+
+    @lru_cache(maxsize=16)  # noqa: B019 (generators are few, and equal ones share their anchors)
+    def __call__(self, shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+        """Return the anchors `A x 4` of levels of the given `(height, width)`, by level, row, column and ratio."""
+        # cached for later calls, which may be outside of inference mode
+        with torch.inference_mode(False):
+            levels = []
+            for stride, shape in zip(self.strides, shapes, strict=True):
+                rows, centre = [], stride / 2
+                for ratio in self.config.anchor_ratios:
+                    height = stride * self.config.anchor_scale * math.sqrt(ratio)
+                    width = stride * self.config.anchor_scale * math.sqrt(1 / ratio)
+                    rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
+                # rounded to float32 before they are shifted
+                cell = upload(torch.tensor(rows, dtype=torch.float64).float(), device)
+                levels.append(self.level_anchors(stride, shape, cell))
+            return torch.cat(levels)
+
+    def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+        """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
+        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
+        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
+        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
+        return (shift[:, :, None, :] + cell).reshape(-1, 4)
 
 
 class RPNHead(nn.Module):
@@ -83,11 +120,11 @@ class AnchorMatcher:
     fixed: bool = False
 
     @torch.no_grad()
-    def batch(self, anchors: Tensor, things: Sequence[Things], valid_sizes: Sequence[tuple[int, int]]) -> Tensor:
+    def sample(self, anchors: Tensor, things: Sequence[Things], valid_sizes: Sequence[tuple[int, int]]) -> Tensor:
         """Return what anchors `A x 4` match, int64 `N x A`: a thing, :data:`BACKGROUND` or :data:`IGNORED`."""
         matches = torch.stack([self._match(anchors, *image) for image in zip(things, valid_sizes, strict=True)])
         if not self.fixed:
-            return self._sample(matches)
+            return self._sample_on_host(matches)
         most, number = self.config.most_positive, self.config.num_samples
         _, order, found = rank_samples(matches >= 0, matches == BACKGROUND, most, number)
         kept = torch.zeros_like(matches, dtype=torch.bool).scatter(1, order, found)
@@ -114,7 +151,7 @@ class AnchorMatcher:
         forced = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, candidates, "amax")
         return torch.where(usable, torch.where(forced >= 0, forced, match), IGNORED)
 
-    def _sample(self, matches: Tensor) -> Tensor:
+    def _sample_on_host(self, matches: Tensor) -> Tensor:
         positive, negative = matches >= 0, matches == BACKGROUND
         counts = torch.stack((positive.sum(1), negative.sum(1)), dim=1).tolist()
         rows = list(matches)
@@ -161,7 +198,7 @@ class ProposalGenerator:
         boxes, scores, large = (torch.cat(parts) for parts in zip(*candidates))
         images, most = len(candidates), max(part.shape[0] for part, _, _ in candidates)
         image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part, _) in enumerate(candidates)])
-        # small boxes form a group of their own and suppress nothing; all but one suppress each other
+        # small boxes form a group of their own, in which all but one are suppressed
         image = torch.where(large, image, images)
         unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
         num_post = self.config.num_post_nms_train if training else self.config.num_post_nms_val
@@ -173,8 +210,7 @@ class ProposalGenerator:
         order = torch.argsort(image, stable=True)
         stops = torch.searchsorted(image[order], torch.arange(images, device=image.device), right=True)
         starts = torch.cat((stops.new_zeros(1), stops[:-1]))
-        limit = min(num_post, most) if num_post > 0 else most
-        row = starts[:, None] + torch.arange(limit, device=image.device)
+        row = starts[:, None] + torch.arange(min(num_post, most) if num_post > 0 else most, device=image.device)
         exists = row < stops[:, None]
         kept = kept[order[torch.where(exists, row, 0)]]
         return torch.where(exists[:, :, None], boxes[kept], torch.nan), stops - starts
@@ -205,12 +241,12 @@ class ProposalGenerator:
 
 
 def rpn_losses(outputs: RPNOutputs, matches: Tensor, things: Sequence[Things], config: Rpn) -> Terms:
-    """Compute `obj_loss` and `bbx_loss`, sums over their count, the sampled anchors (docs/contract.md, section 4).
+    """Compute `obj_loss` and `bbx_loss`, sums over the sampled anchors divided by their number (docs/contract.md, section 4).
 
     Both are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
     """
     anchors, obj_logits, bbx_logits = outputs
-    rows, counts = first_true(matches >= BACKGROUND, min(config.num_samples, matches.shape[1]))
+    rows, counts = first_true(matches != IGNORED, min(config.num_samples, matches.shape[1]))
     image = torch.arange(matches.shape[0], device=matches.device)[:, None]
     match = matches[image, rows]
     positive = counts & (match >= 0)

@@ -1,4 +1,4 @@
-"""The semantic head: a small DeepLab on every level of the pyramid, and one classifier over all of them."""
+"""The semantic head: a small DeepLab on some levels of the pyramid, and one classifier over all of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MiniDeepLab(nn.Module):
         if trained and is_pointwise(self.conv2):
             return self._add_branches(x)
         # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged. The
-        # average is linear in the kernel as well
+        # average is linear in the kernel, too
         convolutions = (self.conv1_3x3, self.conv1_dil, self.conv1_glb)
         (local, wide, context), deferred = convolve_each(self.bn1, convolutions, x)
         x = self.bn1(torch.cat([local, wide, box_filter_pool(context, self.pooling_size)], dim=1), *deferred)
@@ -89,7 +89,7 @@ class SemanticHead(nn.Module):
         self.conv_sem = nn.Conv2d(config.hidden_channels * self.num_levels, num_classes, 1)
 
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
-        """Map all levels of the pyramid, finest first, to logits `N x num_classes x h x w` of its size."""
+        """Map all levels of the pyramid, finest first, to logits `N x num_classes x h x w` at the finest in use."""
         used = levels[self.min_level : self.min_level + self.num_levels]
         size = used[0].shape[-2:]
         if not is_pointwise(self.conv_sem):

@@ -8,7 +8,7 @@ from support.golden_files import numpy_permutation
 from support.sections import roi, things
 from torch.testing import assert_close
 
-from seamseg.models import panoptic
+from seamseg.models import panoptic_inference
 from seamseg.models.heads.roi import (
     IGNORED_PIXEL,
     ProposalMatcher,
@@ -22,7 +22,7 @@ from seamseg.models.heads.roi import (
     of_class,
 )
 from seamseg.models.heads.rpn import BACKGROUND, box_targets
-from seamseg.models.panoptic import DetectionSelector
+from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops.boxes import clip_boxes, smooth_l1
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
@@ -43,7 +43,7 @@ def test_the_same_proposals_are_drawn_as_by_the_original(case, keys):
         (ops("roi/prop0"), things(gt0, crowd_boxes)),
     ]
     np.random.seed(11)
-    for i, sample in enumerate(matcher.batch(*zip(*images))):
+    for i, sample in enumerate(matcher.sample(*zip(*images))):
         if i == 1:
             assert sample is None
             continue
@@ -53,17 +53,17 @@ def test_the_same_proposals_are_drawn_as_by_the_original(case, keys):
 
 def test_images_without_ground_truth_give_negatives_when_asked():
     image = [ops("roi/prop1")], [things(None)]
-    assert ProposalMatcher(roi()).batch(*image) == [None]
-    (sample,) = ProposalMatcher(roi(num_samples=16, sample_empty_images=True)).batch(*image)
+    assert ProposalMatcher(roi()).sample(*image) == [None]
+    (sample,) = ProposalMatcher(roi(num_samples=16, sample_empty_images=True)).sample(*image)
     assert sample.boxes.shape == (16, 4)
     assert (sample.match == BACKGROUND).all()
-    assert ProposalMatcher(roi(sample_empty_images=True)).batch([None], [things(None)]) == [None]
+    assert ProposalMatcher(roi(sample_empty_images=True)).sample([None], [things(None)]) == [None]
 
 
 def test_nothing_left_outside_the_crowd_gives_nothing():
     boxes, crowd = torch.tensor([[0.0, 0, 10, 10]]), torch.ones(20, 20, dtype=torch.bool)
-    assert ProposalMatcher(roi()).batch([boxes], [things(boxes, crowd)]) == [None]
-    (sample,) = ProposalMatcher(roi(void_threshold=0)).batch([boxes], [things(boxes, crowd)])
+    assert ProposalMatcher(roi()).sample([boxes], [things(boxes, crowd)]) == [None]
+    (sample,) = ProposalMatcher(roi(void_threshold=0)).sample([boxes], [things(boxes, crowd)])
     assert sample.match.tolist() == [0, 0], "a threshold of 0 ignores crowds"
 
 
@@ -168,7 +168,7 @@ def test_detections_equal_the_original(limit):
 @pytest.mark.parametrize("limit", [10, 1000])
 def test_detections_in_fixed_sizes_are_the_same(limit, candidates, monkeypatch):
     """With ties, and without any: all of them, or it is known that others may be missing."""
-    monkeypatch.setattr(panoptic, "CANDIDATES", candidates)
+    monkeypatch.setattr(panoptic_inference, "CANDIDATES", candidates)
     generator, known = torch.Generator().manual_seed(0), 0
     for threshold, proposals in [(0.05, 200), (0.3, 200), (0.9, 30), (0.05, 0), (0.05, 1)]:
         select = DetectionSelector(roi(score_threshold=threshold, nms_threshold=0.5, max_predictions=limit))
@@ -240,8 +240,8 @@ def as_set(boxes, match):
 
 
 def test_all_candidates_are_sampled_where_there_is_room():
-    exact = ProposalMatcher(roi(num_samples=10**4)).batch(*roi_images())
-    fixed = ProposalMatcher(roi(num_samples=600, pos_ratio=0.5, fixed_samples=True)).batch(*roi_images())
+    exact = ProposalMatcher(roi(num_samples=10**4)).sample(*roi_images())
+    fixed = ProposalMatcher(roi(num_samples=600, pos_ratio=0.5, fixed_samples=True)).sample(*roi_images())
     for wanted, found in zip(exact, fixed):
         assert found.boxes.shape == (600, 4)
         assert found.leading == 300
@@ -261,8 +261,8 @@ def test_all_candidates_are_sampled_where_there_is_room():
 
 def test_as_many_proposals_are_drawn_as_exactly():
     torch.manual_seed(0)
-    exact = ProposalMatcher(roi(num_samples=16)).batch(*roi_images())
-    drawn = [ProposalMatcher(roi(num_samples=16, fixed_samples=True)).batch(*roi_images()) for _ in range(2)]
+    exact = ProposalMatcher(roi(num_samples=16)).sample(*roi_images())
+    drawn = [ProposalMatcher(roi(num_samples=16, fixed_samples=True)).sample(*roi_images()) for _ in range(2)]
     for wanted, found, again in zip(exact, *drawn):
         if wanted is not None:
             assert (found.match >= 0).tolist() == (wanted.match >= 0).tolist()
@@ -275,7 +275,7 @@ def test_images_without_ground_truth():
     proposals = torch.cat([ops("roi/prop1"), torch.full((5, 4), torch.nan)])
     for asked in (False, True):
         config = roi(num_samples=16, fixed_samples=True, sample_empty_images=asked)
-        (sample,) = ProposalMatcher(config).batch([proposals], [things(None)])
+        (sample,) = ProposalMatcher(config).sample([proposals], [things(None)])
         assert (sample.weight == float(asked)).all()
         assert (sample.match == BACKGROUND).all()
         assert sample.boxes.isfinite().all()
@@ -286,7 +286,7 @@ def test_nothing_to_sample_gives_rows_of_weight_0():
     padding, box = torch.full((5, 4), torch.nan), torch.tensor([[0.0, 0, 10, 10]])
     matcher = ProposalMatcher(roi(num_samples=8, fixed_samples=True))
     crowd = torch.ones(20, 20, dtype=torch.bool)
-    empty, covered = matcher.batch([padding, box], [things(None), things(box, crowd)])
+    empty, covered = matcher.sample([padding, box], [things(None), things(box, crowd)])
     assert (empty.boxes == 0).all()
     for sample in (empty, covered):
         assert (sample.weight == 0).all()
@@ -294,7 +294,7 @@ def test_nothing_to_sample_gives_rows_of_weight_0():
 
 
 def test_leading_rows():
-    fixed = ProposalMatcher(roi(num_samples=16, fixed_samples=True)).batch(*roi_images())
+    fixed = ProposalMatcher(roi(num_samples=16, fixed_samples=True)).sample(*roi_images())
     assert leading_rows([fixed[0], None, fixed[2]], torch.device("cpu")).tolist() == [0, 1, 2, 3, 16, 17, 18, 19]
 
 

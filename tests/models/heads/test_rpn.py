@@ -12,13 +12,13 @@ from torch.testing import assert_close
 from seamseg.models.heads.rpn import (
     BACKGROUND,
     IGNORED,
+    AnchorGenerator,
     AnchorMatcher,
     ProposalGenerator,
     RPNHead,
     RPNOutputs,
     rpn_losses,
 )
-from seamseg.models.panoptic import AnchorGenerator
 from seamseg.ops.norm import InPlaceABN
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def matches(matcher):
     anchors, gt0, gt1 = ops("rpn/anchors"), ops("rpn/gt0"), ops("rpn/gt1")
     crowds = [ops("rpn/crowd_mask").bool(), ops("rpn/crowd_bbx").float(), None, None]
     sizes = [tuple(size) for size in ops("rpn/valid_size").tolist()]
-    return matcher.batch(anchors, list(map(things, (gt0, gt1, None, gt0), crowds)), sizes)
+    return matcher.sample(anchors, list(map(things, (gt0, gt1, None, gt0), crowds)), sizes)
 
 
 def test_every_anchor_is_matched_as_by_the_original():
@@ -68,12 +68,12 @@ def test_the_same_anchors_are_drawn_as_by_the_original():
 
 def test_without_ground_truth_all_sampled_anchors_are_negative():
     anchors = ops("rpn/anchors")
-    (match,) = AnchorMatcher(rpn(num_samples=32)).batch(anchors, [things(None)], [(96, 128)])
+    (match,) = AnchorMatcher(rpn(num_samples=32)).sample(anchors, [things(None)], [(96, 128)])
     assert (match == BACKGROUND).sum() == 32
     assert ((match == BACKGROUND) | (match == IGNORED)).all()
     # an anchor whose part in a crowd reaches the threshold has no part in the losses
     crowd = torch.arange(10)[:, None].expand(10, 10) < 5
-    found = AnchorMatcher(rpn(void_threshold=0.5)).batch(
+    found = AnchorMatcher(rpn(void_threshold=0.5)).sample(
         torch.tensor([[0.0, 0, 10, 10]]), [things(None, crowd)], [(10, 10)]
     )
     assert found.tolist() == [[IGNORED]]
@@ -83,8 +83,8 @@ def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
     anchors = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
     boxes = torch.tensor([[0.0, 0, 10, 4], [0, 0, 4, 10]])
     # the second anchor reaches to both borders of the image
-    assert AnchorMatcher(rpn()).batch(anchors, [things(boxes)], [(60, 60)]).tolist() == [[1, BACKGROUND]]
-    assert AnchorMatcher(rpn()).batch(anchors, [things(boxes[:1])], [(60, 59)]).tolist() == [[0, IGNORED]]
+    assert AnchorMatcher(rpn()).sample(anchors, [things(boxes)], [(60, 60)]).tolist() == [[1, BACKGROUND]]
+    assert AnchorMatcher(rpn()).sample(anchors, [things(boxes[:1])], [(60, 59)]).tolist() == [[0, IGNORED]]
 
 
 def losses(found, with_boxes=True):
@@ -172,17 +172,17 @@ def golden_images():
 
 
 def test_every_anchor_is_taken_where_there_is_room():
-    found = AnchorMatcher(rpn(num_samples=10**6), fixed=True).batch(ops("rpn/anchors"), *golden_images())
+    found = AnchorMatcher(rpn(num_samples=10**6), fixed=True).sample(ops("rpn/anchors"), *golden_images())
     assert_close(found, ops("rpn/match_all"), rtol=0, atol=0)
 
 
 def test_as_many_anchors_are_drawn_as_by_the_original():
     loose = rpn(pos_threshold=0.6, void_threshold=0)
     exact, fixed = (
-        AnchorMatcher(replace(loose, num_samples=64), fixed=choice).batch(ops("rpn/anchors"), *golden_images())
+        AnchorMatcher(replace(loose, num_samples=64), fixed=choice).sample(ops("rpn/anchors"), *golden_images())
         for choice in (False, True)
     )
-    everything = AnchorMatcher(replace(loose, num_samples=10**6, pos_ratio=1.0)).batch(
+    everything = AnchorMatcher(replace(loose, num_samples=10**6, pos_ratio=1.0)).sample(
         ops("rpn/anchors"), *golden_images()
     )
     taken = fixed >= BACKGROUND
