@@ -102,7 +102,8 @@ class PanopticNet(PanopticInference):
         boxes, index = features.rows(PackedSequence([None if s is None else s.boxes for s in sampled]))
         x = options.rois(features.levels, boxes, index, features.padded_size)
         rows = leading_rows(sampled, boxes.device)
-        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, options.proposal_matcher.config.mask_positives_only))
+        rows_only = self.roi_head.with_masks and options.proposal_matcher.config.mask_positives_only
+        rois = ROIOutputs(sampled, rows, *self.roi_head(x, rows, rows_only))
         semantic_logits = self.classify(features)
         heads = run_heads(self.custom_heads, features)
         return TrainingOutputs(features, rpn, things, proposals, rois, semantic_logits, heads)

@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
     """The result of a step, on the device: reading it waits for the step.
 
     `losses` are unweighted means by name, over the batches of this process, or with `loss_average = step` over those of
-    all; `total` is the weighted loss that was minimised; `ids` name the images. `grad_norm` is the norm of the gradients
+    all; `total` is the weighted loss that was minimised; `ids` name the images. `grad_norm` is the gradient norm
     before clipping, `skipped` whether the update was skipped, see :class:`Stepper`; `metrics` are only reported.
     """
 

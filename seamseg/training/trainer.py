@@ -93,7 +93,6 @@ class Trainer:
         done, batches = position.steps, iter(self.batches)
         length = done + self.options.steps_per_epoch(len(self.batches.loader))
         began = time.perf_counter()
-        # until no batch of a step is left
         for index, group in enumerate(iter(lambda: list(islice(batches, self.options.accumulate)), []), done):
             self.progress.global_step += 1
             step = self.progress.global_step

@@ -64,7 +64,7 @@ class Step:
     def __init__(self, file, variant):
         self.file, self.variant = file, variant
         config, self.module = golden_module(file, variant)
-        options = {"matcher": replace(self.module.net.options.proposal_matcher, permutation=numpy_permutation)}
+        options = {"proposal_matcher": replace(self.module.net.options.proposal_matcher, permutation=numpy_permutation)}
         if variant.startswith("sampled"):
             # a draw follows the order of the proposals, which near ties decide: sample among the original's
             options["proposals"] = lambda *_: PackedSequence([tensor(file, f"{variant}/proposals")])

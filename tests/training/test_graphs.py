@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from seamseg import structures
 from seamseg.config import load_config
-from seamseg.models import panoptic
 from seamseg.models.build import build_training_module
 from seamseg.models.heads import roi, rpn
 from seamseg.training.graphs import CudaRecorder, StepGraphs, TrainingGraphs, use_cuda_graphs
@@ -173,7 +172,7 @@ def test_a_recorded_step_copies_nothing_from_the_host(monkeypatch):
     training = Training(None, FIXED, step=True)
     batch = toy_batch(*SIZES, crowd=(0,))
     training.step(batch)
-    for module in (rpn, roi, panoptic, structures):
+    for module in (rpn, roi, structures):
         monkeypatch.setattr(module, "upload", pytest.fail)
     with HostReads() as reads:
         sum(training.module(batch).means.values()).backward()

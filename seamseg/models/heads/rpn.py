@@ -241,7 +241,7 @@ class ProposalGenerator:
 
 
 def rpn_losses(outputs: RPNOutputs, matches: Tensor, things: Sequence[Things], config: Rpn) -> Terms:
-    """Compute `obj_loss` and `bbx_loss`, sums over the sampled anchors divided by their number (docs/contract.md, section 4).
+    """Compute `obj_loss` and `bbx_loss`, sums over the sampled anchors over their number (docs/contract.md, section 4).
 
     Both are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
     """
