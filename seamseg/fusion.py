@@ -1,4 +1,4 @@
-"""Outputs of a network as masks and panoptic map of the image (docs/contract.md, section 4 "Fusion").
+"""Outputs of a network as the panoptic map of the image (docs/contract.md, section 4 "Fusion").
 
 :func:`fuse_plainly` is the algorithm: it merges detections and semantic classes so that each pixel belongs to one
 segment. :func:`fuse` gives the same map fast, on the CPU or the GPU of the prediction; :func:`merge_queries` merges
@@ -41,8 +41,8 @@ class FusedMap:
     """A panoptic map at the size of the network's input, or at that of the image.
 
     ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
-    void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers). measured: areas
-    and boxes of the ids, as returned by :func:`seamseg.maps.idmaps.segments.areas_and_boxes`, if they are known.
+    void, 1 for semantic segments), iscrowd (regions of thing classes in the semantic map that no detection covers).
+    measured: areas and boxes of the ids, as :func:`seamseg.maps.idmaps.segments.areas_and_boxes` returns them, or None.
     """
 
     ids: np.ndarray
@@ -96,12 +96,12 @@ def fuse(
 ) -> FusedMap:
     """Merge detections and semantic classes: every pixel belongs to at most one segment.
 
-    The map is that of :func:`fuse_plainly` to the bit. On a CUDA device it is made and measured there, by the kernels
-    of :mod:`seamseg.ops`; the CPU makes it if the memory of the device does not suffice.
+    The map is that of :func:`fuse_plainly` to the bit, which takes no ids. On a CUDA device it is made and measured
+    there, by the kernels of :mod:`seamseg.ops`; the CPU makes it if the memory of the device does not suffice.
 
     Parameters
     ----------
-    prediction : prediction of one image, with masks or ids, in tensors or as returned by :func:`download`
+    prediction : prediction of one image, with masks or ids, in tensors, or in arrays as a predictor returns it
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
@@ -114,10 +114,13 @@ def fuse(
     ValueError
         if the prediction has detections without masks
     """
-    on_gpu = prediction if _has_kernels(prediction) else None
-    if prediction.semantic_on_gpu is not None and prediction.semantic is prediction.semantic_on_gpu[0]:
+    on_gpu = None
+    if "ids" in prediction.maps:
+        pass  # there is nothing to paste
+    elif prediction.semantic_on_gpu is not None and prediction.semantic is prediction.semantic_on_gpu[0]:
         on_gpu = replace(prediction, semantic=prediction.semantic_on_gpu[1])
-    on_gpu = None if "ids" in prediction.maps else on_gpu
+    elif _has_kernels(prediction):
+        on_gpu = prediction
     # the class map is large, and stays where it is merged
     found = (replace(prediction, semantic=None, maps={}) if on_gpu is prediction else prediction).on_cpu()
     kept = np.flatnonzero(found.scores > score_threshold)

@@ -39,7 +39,7 @@ _LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A trained model, the licence of its weights, and `reference`, the size of the input in training."""
+    """A trained model, the licence of its weights, and `reference`, the input size of its own configuration."""
 
     config: Config
     metadata: Metadata
@@ -58,8 +58,8 @@ def open_model(
     """Open a zip with a `*.tar` snapshot, a run folder, a folder of `seamseg convert-model`, `hf://...` or a snapshot.
 
     `config` (an INI file) and `meta` (`metadata.bin`, or a folder that has one) replace the model's own. The
-    configuration decides its kind, or else its modules. A configuration of another kind can be given for weights that
-    suffice for it: a panoptic network holds an instance segmentation network and a detector.
+    configuration decides the kind; without one, the modules do. A configuration of another kind can be given for
+    weights that suffice for it: a panoptic network holds an instance segmentation network and a detector.
     """
     found = _find(path)
     snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
@@ -247,7 +247,7 @@ def _metadata(found: _Parts, snapshot: Snapshot, meta: str | Path | None) -> Met
 def kind_of(snapshot: Snapshot, name: str) -> str:
     """Return the kind of network of a snapshot, according to its modules; InputError if it holds no whole network.
 
-    Panoptic for a network of its own, whose kind its configuration states.
+    Panoptic for a custom network, whose configuration states its kind.
     """
     state = snapshot.state_dict
     if WHOLE in state:

@@ -57,11 +57,11 @@ CARD_NAME = "README.md"
 
 
 def library_of(model: str | Path) -> str:
-    """Return whose model this is by its name: `exported`, `torchvision` or `transformers`, else `seamseg`.
+    """Return whose model this is by its name or file: `exported`, `torchvision` or `transformers`, else `seamseg`.
 
     Exported networks have one of :data:`EXPORTED_ENDINGS`, also on the hub. Transformers is a folder of
-    `save_pretrained`, whose `config.json` names a type of model; our classifiers name none. A damaged one counts, for a
-    fitting error.
+    `save_pretrained`, whose `config.json` names a type of model; our classifiers name none. A damaged one counts as
+    of transformers, whose reader says what is wrong.
     """
     if Path(model).suffix.lower() in EXPORTED_ENDINGS:
         return "exported"
@@ -193,7 +193,7 @@ def digest(path: str | Path) -> str:
 def snapshot_in(folder: Path) -> Path:
     """Return the weights of a converted folder, or the preferred snapshot of a run; InputError if there are none.
 
-    A path of no folder is returned as it is.
+    Another path is returned as it is.
     """
     if not folder.is_dir():
         return folder

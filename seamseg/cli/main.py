@@ -165,7 +165,7 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     from seamseg.utils.limits import image_budget
 
-    image_budget()  # once, rather than for each image
+    image_budget()  # a wrong value is an error of the command, not of each image
     console.quiet, console.flags = args.quiet, partial(_flags_of, parser, args)
     return int(import_module(_MODULE.format(args.command.replace("-", "_"))).run(args) or 0)
 

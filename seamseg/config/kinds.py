@@ -174,9 +174,12 @@ def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout 
     kept = [stage != 1 for stage in stages]
     # the pooling before mod2 belongs to mod1; only ResNet omits it
     kept[0] = kept[0] and body.startswith("resnet")
-    # a transition precedes the next module
-    before = {n: 4 if n == "bn_out" else max(int(n[3:]), 2) - 1 + n.startswith("tra") for n in layout.out_strides}
-    strides = {name: stride >> sum(kept[: before[name]]) for name, stride in layout.out_strides.items()}
+    strides = {}
+    for name, stride in layout.out_strides.items():
+        stages_before = 4 if name == "bn_out" else max(int(name[3:]), 2) - 1
+        # a transition belongs to the next stage
+        stages_before += 1 if name.startswith("tra") else 0
+        strides[name] = stride >> sum(kept[:stages_before])
     return replace(layout, out_strides=strides)
 
 

@@ -104,9 +104,9 @@ def config_from_string(
     texts = _with_defaults(given)
     # of a base, the sections of components that the configuration, or an override, replaces by others
     inherited = [name for name in texts if name not in {*SECTIONS, *layers[-1].given, *changes}]
-    for kind, part in filter(None, map(components.parse_section, inherited)):
-        if _chosen(texts, kind) not in (part, None):
-            del texts[f"{kind} {part}"]
+    for of_kind, part in filter(None, map(components.parse_section, inherited)):
+        if _chosen(texts, of_kind) not in (part, None):
+            del texts[f"{of_kind} {part}"]
     for component in components.added_by(loaded) if loaded else ():
         if strict or components.KINDS[component.kind].evaluated:
             texts.setdefault(component.section, {})
@@ -170,13 +170,14 @@ def _merged(layers: Sequence[_Layer], kind: str) -> tuple[_Texts, dict[tuple[str
     """Return the values of the last layer over the others, and the source of each by section and key.
 
     A layer that names another body does not inherit the layout of the last one, nor, unless it consists of overrides,
-    its `body_params`. It has the weights of the losses of its own kind.
+    its `body_params`. A layer of another kind has the weights of the losses of its own kind.
     """
     given: _Texts = {"general": {}, "body": {}}
     sources: dict[tuple[str, str], str] = {}
     for values, source, _ in layers:
         own_kind = values.get("general", {}).get("kind", kind)
-        _parsed(SECTIONS["general"], "general", fields(SECTIONS["general"])[0], own_kind, source)
+        of_kind = next(spec for spec in fields(SECTIONS["general"]) if spec.name == "kind")
+        _parsed(SECTIONS["general"], "general", of_kind, own_kind, source)  # refuses an unknown one
         body = values.get("body", {})
         replaced: tuple[tuple[str, str], ...] = ()
         if body.get("body", given["body"].get("body")) != given["body"].get("body"):

@@ -219,7 +219,7 @@ class InferenceOptions:
             raise InputError(f"`size` and `{other}` are mutually exclusive")
 
     def changed(self, names: Iterable[str]) -> str | None:
-        """Return the first of some options that has another value than by default; None if all have it."""
+        """Return the first of some options whose value is not the default; None if there is none."""
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
         # an empty text is none, too
         return next((name for name in names if getattr(self, name) not in (defaults[name], "")), None)

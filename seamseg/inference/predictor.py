@@ -286,8 +286,8 @@ class Predictor(Generic[R]):
         """Yield how many threads may call :meth:`raw` at a time, and what each must call first.
 
         The layers of a small network are too short to be divided among threads: if an image of 1024x2048 has an input
-        of at most :data:`SMALL_INPUT` pixels, each thread of torch has an image of its own. With 1, :meth:`raw` is for
-        this thread, and the call for those that make results of its outputs.
+        of at most :data:`SMALL_INPUT` pixels, each thread of torch computes an image of its own. With 1, this thread
+        calls :meth:`raw`, and the call is for threads that make results of its outputs.
         """
         height, width = self.input_size.scaled((1024, 2048))
         if not self.network.concurrent or height * width > SMALL_INPUT:

@@ -108,7 +108,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def pixels_of(image: Image.Image, dtype: type | None = None) -> np.ndarray:
-    """Return the pixels of an image, `H x W x 3` uint8 of RGB, writable."""
+    """Return the pixels of an image, writable: `H x W x 3` uint8 of RGB, `H x W` of other modes or with a `dtype`."""
     values = None
     for rows, band in _bands(image):  # at once, numpy and Pillow would make two more copies
         part = np.asarray(band)

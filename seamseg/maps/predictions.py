@@ -115,12 +115,12 @@ class Prediction(Generic[A]):
     """Outputs of the network for one image, in pixels of its input (the valid, unpadded part).
 
     Networks return tensors on their device, `Prediction[Tensor]`. A predictor returns arrays, :data:`ArrayPrediction`,
-    and so do all steps after the network take them. Outputs that a network does not have are None.
+    which all steps after the network take. Outputs that a network does not have are None.
 
     Attributes
     ----------
-    boxes, classes, scores, mask_logits : `K x 4`, `K` (int64, 0 = first thing), `K`, `K x 28 x 28` (of queries
-        `K x 112 x 112`), in the order of docs/contract.md, section 4 "Detections"
+    boxes, classes, scores, mask_logits : `K x 4`, `K` (int64, 0 = first thing), `K`, `K x h x w` (28 x 28, of
+        queries 112 x 112), in the order of docs/contract.md, section 4 "Detections"
     semantic : `H x W` class map, int64 from the network, uint8 from a predictor
     size : `(height, width)`
     logits : one a class, of a classifier
@@ -146,7 +146,7 @@ class Prediction(Generic[A]):
     semantic_on_gpu: tuple[np.ndarray, Tensor] | None = None
 
     def on_cpu(self) -> ArrayPrediction:
-        """Return the outputs as numpy arrays with uint8 maps, without memory of a GPU; floats are float32.
+        """Return the outputs as numpy arrays, without memory of a GPU: float32, class map and probability as uint8.
 
         Arrays are returned as they are.
         """

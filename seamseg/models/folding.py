@@ -196,7 +196,7 @@ def _is_convolution(layer: object) -> TypeGuard[nn.Conv2d]:
 
 def _fold_pairs(sequence: nn.Module, kind: type[nn.Module]) -> None:
     """Fold each norm of a sequence into the layer of a kind before it; the names of the layers stay."""
-    # with layers that occur twice
+    # items: a layer may occur twice
     for (name, layer), (norm_name, norm) in itertools.pairwise(list(sequence._modules.items())):
         affine = _affine(norm)
         if affine is None:
@@ -259,8 +259,8 @@ def fold_abn(net: Module) -> Module:
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
     """Return a folded copy of a network on a device, with a compute dtype; its predictions stay float32 or integers.
 
-    A network that is not :attr:`Network.of_parts` is moved only. In fp32 on a CPU, 3x3 convolutions are computed by
-    Winograd's algorithm, see :mod:`seamseg.ops.fused`. InputError as of :func:`choose_precision`.
+    A network that is not :attr:`Network.of_parts` is moved only. In fp32 on a CPU, 3x3 convolutions that gain are
+    computed by Winograd's algorithm, see :mod:`seamseg.ops.fused`. InputError as of :func:`choose_precision`.
     """
     dtype = choose_precision(precision, device)
     if not net.of_parts:

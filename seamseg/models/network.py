@@ -1,4 +1,4 @@
-"""Base of the networks: their options, and batches of images as their input."""
+"""Base of the networks: options, batches of images as input, losses, and the module of a training step."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Network(nn.Module):
     custom_heads, map_formats : the custom heads, and the further output maps, by name
     nms_threshold : IoU from which detections suppress others; None for a network without detections
     predicts_ids : whether `maps["ids"]` of the predictions are the things, in place of masks
-    run_in_training : runs :meth:`dense` in training, as by CUDA graphs; None for body and heads in turn
+    run_in_training : runs :meth:`dense` in training, such as a CUDA graph; None to run the layers
     exportable : whether :meth:`predict` can be traced by `torch.export`
     of_parts : whether it has body and heads, which are folded, quantised and exported; False for one that runs as it is
     """
@@ -185,9 +185,9 @@ class Network(nn.Module):
 
 
 class TrainingModule(nn.Module):
-    """A network and its losses as one module, which DistributedDataParallel wraps: from a batch to its losses.
+    """A network and its losses as one module: from a batch to its losses.
 
-    `run_step` computes the losses, as by CUDA graphs; None for the network and its losses in turn.
+    `run_step` computes the losses in their place, such as a CUDA graph; None to run the network.
     """
 
     def __init__(self, net: Network) -> None:

@@ -199,7 +199,7 @@ _SAME_OUTPUTS = ("compile", "cuda_graphs", "probabilities")
 
 
 class PredictSettings:
-    """The settings of a run, of its options; InputError for what is wrong whatever the model is.
+    """The settings of a run by its options; InputError for what is wrong whatever the model is.
 
     `path` is that of the model after :meth:`load`.
     """

@@ -107,12 +107,12 @@ def predict_files(
     sources = find_sources(options.inputs, out, options.limit)
     first = sources[0]
     pixels = pixel_count(first.path) if isinstance(first, Source) else 0
-    # else it may be done, or each process has another one
-    is_next = process_count() == 1 and not (out / MANIFEST).exists()
+    # otherwise it may be done, or belong to another process
+    is_first = process_count() == 1 and not (out / MANIFEST).exists()
     # exported networks take arrays, and choose their devices themselves
     device = None if library_of(options.model) == "exported" else options.device
     with ThreadPoolExecutor(1) as pool, distributed(device) as world:
-        if is_next and isinstance(first, Source) and pixels <= ALONE_PIXELS:
+        if is_first and isinstance(first, Source) and pixels <= ALONE_PIXELS:
             # decoded while the model is opened
             sources[0] = replace(first, ahead=[pool.submit(first.open).result])
         predictor = settings.load(world.device or options.device)
@@ -231,7 +231,7 @@ class _PredictionLoop:
                 tiling=self.predictor.tiling,
             ):
                 size = sum(p.image.nbytes + _FUSED_BYTES * p.image.size[0] * p.image.size[1] for p in batch)
-                # decoded alone, and kept for its outputs
+                # a large image is decoded alone, and kept for its outputs
                 if any(p.image.rgb is not None and p.image.size[0] * p.image.size[1] > ALONE_PIXELS for p in batch):
                     self._compute(batch, self._write)  # before the next is decoded
                 elif threads > 1:
@@ -330,7 +330,7 @@ class _PredictionLoop:
 
 
 class ImageReader:
-    """Decodes the images of one process in threads: Pillow and PyAV release the GIL.
+    """Decodes the images of one process, with more than one worker in threads: Pillow and PyAV release the GIL.
 
     Single images are assigned to the processes in turn. If there are enough videos for all processes, each reads whole
     ones; otherwise each goes through every video and converts its part of the frames. `total` is the number of images

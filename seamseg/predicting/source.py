@@ -47,11 +47,11 @@ Found = tuple[list[str], list[PurePosixPath]]
 
 @dataclass(frozen=True)
 class Source:
-    """An image: the path of its file, and the name of its outputs, with `/` between folders and without an ending.
+    """An image: the path of its file, and the name of its outputs, with `/` between folders, see :func:`find_sources`.
 
     `relative` is the path relative to the input folder. Messages and the manifest name it by its `address`, the path or
-    the frame of a video. `problem` is why it cannot be read: the place where the video breaks off. `ahead` returns the
-    pixels for the first call of :meth:`open`: of a frame, or decoded in a thread.
+    the frame of a video. `problem` is why it cannot be read: the place where the video breaks off. `ahead` is a list of
+    one function that returns the pixels; the first :meth:`open` removes it, so that they are not kept.
     """
 
     path: Path

@@ -16,7 +16,7 @@ from seamseg.utils.distributed import World, gather_objects, max_over_processes
 from seamseg.utils.errors import SeamsegError
 
 MAX_OVERFLOWS = 64
-"""Consecutive steps that may overflow: each halves the loss scale, which begins at 2 ** 16."""
+"""As many overflows in a row end a training: each halves the loss scale, which begins at 2 ** 16."""
 
 
 class Averages:
@@ -96,7 +96,7 @@ class LossCheck:
         self._unread.append((step, result.ids, torch.stack([x.detach().float() for x in scalars])))
 
     def check(self) -> None:
-        """Read the losses of all steps so far; Diverged if a loss or gradient of any process is invalid; collective."""
+        """Read the losses not read yet; Diverged if a loss or gradient of any process is invalid; collective."""
         found = self.read()
         if not max_over_processes(self.world, {"found": float(found is not None)})["found"]:
             return
@@ -138,7 +138,7 @@ class LossCheck:
             self._in_a_row = 0 if math.isfinite(norm) else self._in_a_row + 1
             if self._in_a_row and self._options.precision != "fp16":
                 return InvalidStep(step, ids, f"gradient norm = {norm}", False)
-            # the steps before are skipped
+            # fewer were only skipped
             if self._in_a_row >= MAX_OVERFLOWS:
                 problem = (
                     f"gradient norm = {norm} for {MAX_OVERFLOWS} steps in a row: fp16 overflows at every loss scale"

@@ -21,7 +21,7 @@ _HINT = b"\nstopping after this step or validation; Ctrl-C again ends at once, w
 
 
 STOP = 1
-"""Number of a request to end the training, below the numbers of signals."""
+"""Number of a request to end the training, below the numbers of :data:`SIGNALS`."""
 
 
 class Preempted(CollectiveError):
@@ -81,7 +81,7 @@ class Preemption:
                 os.write(_STDERR, _HINT)
 
     def after_step(self) -> int:
-        """Return the signal that any process had received by the end of the previous step; 0 if none."""
+        """Return the signal received, or with several processes by any of them until the step before; 0 if none."""
         number = self._received or (STOP if self._stops() else 0)
         if self._group is None:
             return number

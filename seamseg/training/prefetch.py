@@ -28,7 +28,7 @@ class DeviceBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class DevicePrefetcher:
-    """Iterates over the batches of an epoch on the device, uploading one ahead; `prepare` runs there."""
+    """Iterates over the batches of an epoch on the device, on a GPU uploading one ahead; `prepare` runs there."""
 
     loader: BatchLoader
     device: torch.device

@@ -53,7 +53,7 @@ class Trainer:
         self._position: EpochPosition | None = None if resumed is None else resumed.position
         self._preemption = Preemption(self.world, lambda: bool(self.reporter.callbacks.run.stop_reason))
         if resumed is not None and (own := resumed.rank_state(self.world)) is not None:
-            # the beginning of an epoch resets most of it
+            # the beginning of a new epoch resets most of it
             self.losses.load_state_dict(own["losses"])
 
     def train(self) -> Scores | None:

@@ -160,7 +160,7 @@ def threaded_map(
 
 
 class BackgroundWriter:
-    """Run jobs in threads, so that the network does not wait for files, with a bounded queue.
+    """Run jobs in threads, such as writing, or a small network on a CPU, with a bounded queue.
 
     There are `threads` jobs at a time, by default the writers of :func:`share_cores`, and `waiting` further ones;
     :meth:`submit` waits for one to end while the queue is full. All unfinished jobs together take at most `most_bytes`;

@@ -64,7 +64,7 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a function of the library, which there must be; ValueError for invalid arguments.
+    """Call a function of the library, which must be loaded; ValueError for invalid arguments.
 
     Arrays are passed as pointers, and copied before if they are not contiguous.
     """

@@ -234,7 +234,7 @@ class FPN(nn.Module):
 
     def _sum(self, lateral: nn.Module, x: Tensor, coarse: Tensor | None = None) -> Tensor:
         """Return the lateral map of `x` plus the enlarged next coarser sum, if there is one."""
-        # of an in-place norm only `x` is kept, as the sum is kept, too
+        # with an in-place norm only `x` is kept: the sum is kept in any case
         fine: Tensor = checkpointed(lateral, x) if isinstance(lateral.bn, InPlaceABN) else lateral(x)
         if coarse is None:
             return fine

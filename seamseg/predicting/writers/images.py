@@ -174,7 +174,7 @@ class OverlayWriter(ImageFormat[ImageResult]):
         return [self.out / LEGEND] if self.keys is not None and self.keys.labels else []
 
     def finish(self, records: Records) -> None:
-        """Write it."""
+        """Write the legend."""
         if self.keys is not None and self.keys.labels:
             classes = self.metadata
             with replacing(self.out / LEGEND) as temporary:
