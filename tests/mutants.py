@@ -65,11 +65,11 @@ TESTS = {
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/test_training_parity.py",
     "seamseg/ops/reference/abn.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
     "seamseg/ops/reference/roi_sampling.py": "tests/ops/test_roi_sampling.py tests/gpu_checks/test_operators.py",
-    (
-        "seamseg/models/panoptic.py",
-        "seamseg/models/panoptic_inference.py",
-    ): "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py "
-    "tests/models/test_panoptic.py tests/models/test_build.py tests/inference/test_detections.py",
+    **dict.fromkeys(
+        ("seamseg/models/panoptic.py", "seamseg/models/panoptic_inference.py"),
+        "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py tests/models/test_panoptic.py "
+        "tests/models/test_build.py tests/inference/test_detections.py",
+    ),
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_abn_steps.py",
     "seamseg/ops/abn_steps.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
     "seamseg/ops/fused.py": "tests/ops/test_winograd.py tests/models/test_folding.py tests/ops/test_norm.py "

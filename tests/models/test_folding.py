@@ -57,9 +57,7 @@ def test_same_outputs(kind, mode, monkeypatch):
         monkeypatch.setattr(fused, "_FAILED", {"convolution", "linear"})
     with tiny_body():
         net = network(kind=kind, mode=mode, overrides=(TINY_CHANNELS,))
-    folded = fold_abn(net)
-    assert not any(layer.training for layer in folded.modules())
-    same(outputs(folded), outputs(net))
+    same(outputs(fold_abn(net)), outputs(net))
     # what differs is rounding alone
     net.double()
     for x, y in zip(outputs(fold_abn(net)), outputs(net), strict=True):
@@ -202,6 +200,7 @@ def test_what_users_change_in_heads_is_part_of_training_and_inference(name):
     CHANGES[name](net)
     randomise(net.eval())
     folded = fold_abn(net)
+    assert not any(layer.training for layer in folded.modules())
     same(outputs(folded), outputs(net))
     boxes, classes = torch.tensor([[4.0, 5, 40, 60], [10, 0, 69, 80]]), torch.tensor([0, 1])
     with torch.inference_mode():
@@ -257,18 +256,17 @@ def test_packed_weights_follow_the_weight(kind, monkeypatch):
         check(layer, (2 * other.weight).bfloat16().float())
         layer.load_state_dict(other.state_dict(), assign=True)
         check(layer, other.weight)
-        packed = []
 
         def detach(weight):
             monkeypatch.undo()
             layer(x)  # in another thread, which still reads what it has packed
-            packed.append(layer._packed)
+            layer.packed = layer._packed
             return weight.detach()
 
         layer.weight.mul_(2)
         monkeypatch.setattr(nn.Parameter, "detach", detach)
         check(layer, layer.weight)
-        assert layer._packed is packed[0]
+        assert layer._packed is layer.packed
 
 
 def test_winograd_has_the_activation_that_follows_the_sum_of_a_block(monkeypatch):

@@ -137,5 +137,4 @@ def test_as_many_files_of_one_name_as_images(monkeypatch):
     monkeypatch.setattr(FilesByName, "_fits", lambda self, folders, path: compared.append(path) or True)
     files = {f"{k}/left/rgb": Path(f"{k}/left/rgb.png") for k in range(300)}
     photos = FilesByName(files)
-    assert [photos.path_of(f"train/{path}") for path in files] == list(files)
-    assert len(compared) == len(files)
+    assert [photos.path_of(f"train/{path}") for path in files] == compared == list(files)
