@@ -1,7 +1,9 @@
-"""Initialisation, optimizer, rates and logits of the original; a network from Python, and its validation."""
+"""Initialisation, optimizer, rates and logits of the original; a network from Python, its results and validation."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 from support.classes import make_class_folders, write_config
 from support.golden_files import DATA, array
 from support.golden_weights import backbone_state, stored
+from support.onnx_scenes import CLASSES
 from torch import nn
 from torch.nn import functional
 from torchvision.transforms import v2
@@ -24,8 +27,10 @@ from seamseg.contrib.classification.config import (
 from seamseg.contrib.classification.data import ClassFolders, ImageBatch
 from seamseg.contrib.classification.data import test_transform as validation_transform
 from seamseg.contrib.classification.network import Classifier, build_classifier, correct, initialise
+from seamseg.contrib.classification.result import Classification
 from seamseg.contrib.classification.train import build_optimizer, build_schedule, trainer_options
 from seamseg.contrib.classification.validate import ClassifierScores, ClassifierValidator, validate_classifier
+from seamseg.maps.predictions import Prediction
 from seamseg.models.network import TrainingModule
 from seamseg.ops.norm import ABN
 from seamseg.training.step import Stepper
@@ -212,3 +217,38 @@ def test_classes_in_another_order_and_logits_that_are_not_finite(root: Path) -> 
         validate(root, names[::-1])
     with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
         validate(root, [], broken=True)
+
+
+SHARES = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
+
+
+def result_of(logits, classes=None):
+    nothing = np.zeros(0, np.float32)
+    found = Prediction(nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, (2, 3), logits=logits)
+    return Classification.of(found, (60, 80), CLASSES, classes=classes)
+
+
+def test_probabilities_are_those_of_the_logits():
+    with np.errstate(divide="ignore"):
+        logits = np.log(SHARES) + 700
+    assert result_of(logits).probabilities.dtype == np.float32
+    assert result_of(logits).probabilities == pytest.approx(SHARES, rel=1e-4)
+    assert result_of(logits, [0, 3]).probabilities == pytest.approx([2 / 3, 0, 0, 1 / 3], rel=1e-4), "of these classes"
+    assert result_of(logits).size == (60, 80)
+
+
+def test_the_best_classes():
+    found = Classification(SHARES, (60, 80), metadata=CLASSES)
+    first = CLASSES.categories[2]
+    assert found.top(2) == [(first, 0.625), (CLASSES.categories[0], 0.25)]
+    assert found.counts() == {first: 1}
+    assert found.to_coco()[0] == {"image_id": 0, "category_id": 2, "score": 0.625}
+    assert found.to_coco("a")[0]["image_id"] == "a"
+    assert found.entries()[0] == (2, {"category_id": 2, "class": first, "score": 0.625})
+    assert repr(found).startswith(f"Classification(80 x 60: {first} 62%, ")
+
+
+def test_fiftyone(monkeypatch):
+    stand_in = SimpleNamespace(Classification=lambda *, label, confidence: (label, confidence))
+    monkeypatch.setitem(sys.modules, "fiftyone", stand_in)
+    assert Classification(SHARES, (2, 3), metadata=CLASSES).to_fiftyone() == {"classification": ("person", 0.625)}
