@@ -132,10 +132,9 @@ class Panoptic(PanopticResult, ImageResult):
         """Return the mask of a segment, given by itself or its id, or of a class, given by its name: `H x W` bool."""
         if isinstance(segment, str):
             return np.isin(self.classes, choose_classes(segment, self.metadata))
-        number = segment.id if isinstance(segment, Segment) else segment
-        if number not in (0, *(s.id for s in self.segments)):
-            raise InputError(f"no segment has the id {number}")
-        found: np.ndarray = self.id_map == number
+        if not isinstance(segment, Segment) and segment not in (0, *(s.id for s in self.segments)):
+            raise InputError(f"no segment has the id {segment}")
+        found: np.ndarray = self.id_map == (segment.id if isinstance(segment, Segment) else segment)
         return found
 
     def only(self, classes: str | Sequence[str]) -> Panoptic:
