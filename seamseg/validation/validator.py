@@ -147,8 +147,7 @@ class Validator:
         size: InputSize | None = None,
     ) -> Validator:
         """Open a split of a data set; the others are attributes, `size` by default that of the configuration."""
-        scorer = scorer_of(config.general.kind)
-        if legacy and scorer is SemanticScorer:
+        if legacy and not scorer_of(config.general.kind).of_original:
             raise InputError("`legacy=True`: the original has no evaluation of semantic networks")
         size = size or InferenceOptions().input_size(config)
         transform = ValidationTransform(size, declared_maps(config, "metric"))
@@ -189,9 +188,7 @@ class Validator:
                 for item, prediction in zip(found, raw):
                     validated = scorer.add(item, predictor.in_units(prediction, item.native_size))
                     if metrics:
-                        result = validated.result
-                        named = result if isinstance(result, ImageResult) else Panoptic.of_map(result, self.metadata)
-                        metrics.add(replace(item, result=named), validated.prediction)
+                        metrics.add(replace(item, result=validated.result), validated.prediction)
                     if observer is not None:
                         observer(validated)
         scores: Scores = metrics.added_to(scores_of_all(self.world, scorer))
@@ -224,7 +221,7 @@ class PanopticScorer:
 
     result = Panoptic
     gathered = False
-    of_maps, of_things = True, False
+    of_maps, of_things, of_original = True, False, True
 
     def __init__(self, validator: Validator, predictor: Predictor[Panoptic]) -> None:
         options = validator.config.general
@@ -238,10 +235,10 @@ class PanopticScorer:
         if self._validator.legacy:
             size = prediction.size
             mask = resize_nearest(mask, size)
-        result: PanopticResult = self._predictor.result(prediction, size)
+        result = self._predictor.result(prediction, size)
         prediction = prediction.on_cpu()  # metrics and observers may keep it
         if self._validator.mapping is not None:
-            result = self._validator.mapping.panoptic(result)
+            result = Panoptic.of_map(self._validator.mapping.panoptic(result), self._validator.metadata)
         counts = PanopticEvaluator(self._evaluator.classes, self._validator.legacy)
         comparison = counts.add_result(mask, item.cat, item.iscrowd, result, item.id)
         self._evaluator.merge(counts)
@@ -270,7 +267,7 @@ class InstanceScorer:
 
     result = Detections
     gathered = True
-    of_maps, of_things = False, True
+    of_maps, of_things, of_original = False, True, True
 
     def __init__(self, validator: Validator, predictor: Predictor[Any], fused: bool = False) -> None:
         self._validator = validator
@@ -306,7 +303,7 @@ class SemanticScorer:
 
     result = SemanticMap
     gathered = False
-    of_maps, of_things = False, False
+    of_maps, of_things, of_original = False, False, False
 
     def __init__(self, validator: Validator, predictor: Predictor[SemanticMap]) -> None:
         self._validator, self._predictor = validator, predictor
