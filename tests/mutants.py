@@ -70,6 +70,7 @@ TESTS = {
         "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py tests/models/test_panoptic.py "
         "tests/models/test_build.py tests/inference/test_detections.py",
     ),
+    "seamseg/models/folding.py": "tests/models/test_folding.py tests/models/test_semantic.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_abn_steps.py",
     "seamseg/ops/abn_steps.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
     "seamseg/ops/fused.py": "tests/ops/test_winograd.py tests/models/test_folding.py tests/ops/test_norm.py "
