@@ -11,10 +11,11 @@ from support.processes import launch
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.new import template
+from seamseg.config import load_config
 from seamseg.training.run import run_training
-from seamseg.utils.distributed import distributed
+from seamseg.utils.distributed import World, distributed
 from seamseg.utils.errors import InputError
-from seamseg.validation.validator import scores_of_all
+from seamseg.validation.validator import CustomMetrics, scores_of_all
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
 
@@ -77,6 +78,9 @@ class Part:
     def __init__(self, counts, gathered=False):
         self.counts, self.gathered = counts, gathered
 
+    def add(self, item, prediction):
+        self.counts.append(item.pop())
+
     def state(self):
         return self.counts
 
@@ -94,6 +98,13 @@ def sum_in_two(rank, join):
         assert sorted(gathered["entries"]) == ["image 0", "image 1"]
         with pytest.raises(ValueError, match="different shapes in the processes"):
             scores_of_all(world, Part([1] * (rank + 1)))
+
+
+def test_each_of_several_metrics_may_change_what_it_gets(micro_config):
+    metrics = CustomMetrics(load_config(micro_config), None, World())
+    metrics._metrics = {"first": Part([]), "second": Part([])}
+    metrics.add(["image"], "prediction")
+    assert [metric.counts for metric in metrics._metrics.values()] == [["image"]] * 2
 
 
 @pytest.mark.distributed

@@ -224,3 +224,7 @@ def test_pieces_that_the_coarse_view_misses_are_joined(overlap):
     things = [s for s in result.segments if s.isthing]
     assert sorted(s.box for s in things) == [fence, post]
     assert (result.id_map > 0).all()
+    for size in ((1, 5000), (5000, 1)):
+        in_tiles(net, np.zeros((*size, 3), np.uint8), 64, 0)
+        assert max(h * w for h, w in net.sizes if 1 in (h, w)) == 64**2, "the coarse view of a line"
+        net.sizes.clear()

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.utils.prune
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support import op_oracles as oracles
 from support.op_arguments import plausible
@@ -123,6 +123,7 @@ def test_forward_channels_have_the_bits_of_plain_torch(seed, size):
 
 
 @given(st.integers(0, 2**20), st.sampled_from([1.0, 1e-2, 1e-5, 0.0]), st.booleans())
+@example(151, 1e-2, True)  # some scales are corrected, but resolved
 def test_backward_channels_have_the_bits_of_plain_torch(seed, size, deferred):
     values = plausible("abn_backward_channels", seed)
     values[7] = None if values[7] is None else values[7] * size

@@ -41,7 +41,7 @@ def test_equals_the_direct_sum(dilation, size, activation, chunk, monkeypatch):
 
 
 def test_the_direct_sum_where_tiles_are_few_or_mostly_padding():
-    for side, dilation, wanted in ((20, 1, False), (80, 1, True), (80, 2, True), (80, 16, False)):
+    for side, dilation, wanted in ((20, 1, False), (80, 1, True), (80, 2, True), (83, 16, False), (84, 16, True)):
         x = torch.randn(1, 64, side, side)
         layer, exact = layer_and_exact(x, None, dilation)
         with torch.inference_mode():
@@ -144,6 +144,7 @@ def test_the_direct_sum_in_training(monkeypatch):
     x = torch.randn(5, 64, 32, 32)
     few, half, wide = conv(x[:1]), x.bfloat16(), x.double()
     assert "_Convolution" not in few.grad_fn.name()
+    assert "_Convolution" in trained(128, 192)[0](torch.randn(1, 128, 32, 32)).grad_fn.name(), "as few as pay"
     with torch.autocast("cpu", torch.bfloat16):
         assert conv(x).dtype == torch.bfloat16
     assert conv.bfloat16()(half).dtype == torch.bfloat16

@@ -142,7 +142,9 @@ def test_every_image_counts_but_not_in_legacy_scores(micro_config, tmp_path, kin
     whole = scores((), False)
     assert whole.selection.value > 0.8
     validator = Validator.open(single, "val", config, World(), quiet=True)
-    assert replace(validator, least_score=1.0)(Finder((), masks)).selection.value == 0
+    seen = []
+    assert replace(validator, least_score=1.0)(Finder((), masks), seen.append).selection.value == 0
+    assert [one.result for one in seen] == [None] * 3, "for custom metrics only"
     assert list(whole.maps) == ["det_map", "msk_map"][: 1 + masks]
     missed = scores([1], False)
     assert missed.selection.value == pytest.approx(whole.selection.value * 2 / 3, abs=0.03)
