@@ -102,7 +102,7 @@ def test_contradictions_are_errors(text, message):
 
 
 def test_the_strides_of_a_dilated_body_are_defaults():
-    text = "[body]\nbody_params = {'dilation': (2, 1, 2, 4)}\n[fpn]\nout_strides = (2, 4, 4, 4)\n"
+    text = "[body]\nbody_params = {'dilation': (2, 1, 2, 4)}\n[fpn]\nout_strides = (2, 4, 4, 4)\n[rpn]\nstride = 2\n"
     config = config_from_string(text, "panoptic")
     strides = {"mod1": 2, "mod2": 2, "mod3": 4, "mod4": 4, "mod5": 4}
     assert config.body.out_strides == strides
@@ -110,7 +110,7 @@ def test_the_strides_of_a_dilated_body_are_defaults():
     with torch.device("meta"):
         net = build_network(config, 3, 4)
     assert net.body.backbone.out_strides == strides
-    assert tuple(net.options.anchors.strides) == (2, 4, 4, 4)
+    assert tuple(net.options.anchors.strides) == (4, 8, 8, 8)
 
 
 def test_losses_follow_the_configuration():

@@ -1,6 +1,8 @@
 """How the network behaves: batches of several sizes, images with nothing to learn, determinism, misuse."""
 
+import math
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -69,6 +71,16 @@ def test_only_a_cpu_processes_regions_in_chunks(device, chunks):
     assert [x.shape[0] for x, _ in found] == chunks
 
 
+def test_boxes_of_classes_are_decoded_by_the_weights():
+    net, proposal = narrow_module().net, torch.tensor([[20.0, 20, 30, 40]])
+    codes = torch.tensor([2, 3, 5 * math.log(2), 0]).expand(1, 3, 4)
+    features = Features([torch.zeros(1, 8, 64 // side, 64 // side) for side in (4, 8, 16, 32)], (64, 64), [(64, 64)])
+    with mock.patch.object(net.roi_head, "boxes", return_value=(torch.zeros(1, 4), codes)):
+        ((boxes, scores),) = net.score_proposals(features, PackedSequence([proposal]), [(64, 64)])
+    assert_close(boxes, torch.tensor([17.0, 26, 37, 46]).expand(1, 3, 4))
+    assert scores.tolist() == [[0.25] * 4]
+
+
 def test_another_memory_format_leaves_the_network_as_it_is():
     net = narrow_module().net.eval()
     strides = {name: p.stride() for name, p in net.named_parameters()}
@@ -79,6 +91,10 @@ def test_another_memory_format_leaves_the_network_as_it_is():
     levels, contiguous = (network.encode(images).levels for network in (net, other))
     assert levels[0].is_contiguous(memory_format=torch.channels_last)
     assert contiguous[0].is_contiguous()
+    assert not net.dense(net.padded(images)[0]).semantic_logits.is_contiguous()
+    with mock.patch("seamseg.models.panoptic.mark_sizes_dynamic") as marked:
+        net.classify(net.encode(images))
+    assert not marked.called
     assert_close(levels, contiguous, rtol=1e-3, atol=1e-4)
     # with the same format the weights are shared
     assert net.with_options(pad_to=32).body is net.body

@@ -106,6 +106,7 @@ def test_saturated_elu(dtype, last):
     for step, given_values in (
         ("abn_backward_reduce", (dy, y, residual, bias, 1, 0.7)),
         ("abn_backward_input", (dy, y, residual, bias, *rest)),
+        ("abn_backward_input", (dy, y, None, bias, *rest)),
     ):
         for kernel, wanted in zip(run(step, given_values), run(step, given_values, plain)):
             assert kernel.isfinite().all()
@@ -150,7 +151,8 @@ def test_the_batch_is_averaged_in():
         abn_forward_channels(mean, var, total, None, *averages, momentum, 0.0, count)
         assert [float(a) for a in averages] == wanted
     kernel, dweight = torch.tensor([[1.0, 2.0], [torch.inf, 0.0]]), torch.tensor([[3.0, 4.0], [0.5, 0.0]])
-    assert abn_scale_gradient(kernel, kernel, dweight).tolist() == [5.5, 4.0]
+    for step in (abn_scale_gradient, plain.abn_scale_gradient):
+        assert step(kernel, kernel, dweight).tolist() == [5.5, 4.0]
 
 
 # Scales that are less than what storing the output rounds off: gradients against float64

@@ -67,6 +67,7 @@ def test_wrong_arguments():
         nn.Conv2d(64, 64, 1),
         nn.Conv2d(64, 64, 3, padding=1, stride=2),
         nn.Conv2d(64, 64, 3, padding=2),
+        nn.Conv2d(64, 64, 3),
         nn.Conv2d(64, 64, 3, padding=(1, 2), dilation=(1, 2)),
         nn.Conv2d(64, 64, 3, padding=(2, 1), dilation=(2, 1)),
         nn.Conv2d(64, 64, 3, padding=1, groups=4),
