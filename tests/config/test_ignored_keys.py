@@ -1,12 +1,13 @@
 """Networks of a kind read all keys that have an effect on it, and none of those that are refused or reset for it."""
 
-from contextlib import redirect_stdout
+import sys
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import fields
 from io import StringIO
+from unittest import mock
 
 import pytest
 from support.micro import CONFIG
-from support.recorded_keys import recorded
 
 from seamseg.config import KINDS, config_from_string
 from seamseg.config.sections import SECTIONS
@@ -24,6 +25,32 @@ CHOOSING = {
 """Keys that choose kinds or components by name, read by the configuration itself."""
 
 pytestmark = pytest.mark.usefixtures("narrow")
+
+
+@contextmanager
+def recorded(sections):
+    """Record which keys the package reads, apart from checks and copies of the configuration."""
+    reads = set()
+
+    def recorder(section, names):
+        def get(self, name):
+            if name in names:
+                frame = sys._getframe(1)
+                caller, function = frame.f_globals["__name__"], frame.f_code.co_name
+                # a section may offer what follows from its keys
+                derived = isinstance(getattr(type(self), function, None), property)
+                package = caller.startswith("seamseg.") and (derived or not caller.startswith("seamseg.config."))
+                if package and not function.startswith("_check"):
+                    reads.add(f"{section}.{name}")
+            return object.__getattribute__(self, name)
+
+        return get
+
+    with ExitStack() as stack:
+        for section, cls in sections.items():
+            names = {spec.name for spec in fields(cls)}
+            stack.enter_context(mock.patch.object(cls, "__getattribute__", recorder(section, names)))
+        yield reads
 
 
 @pytest.mark.parametrize("kind", KINDS)

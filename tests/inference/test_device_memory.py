@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 import torch
 from support.predictors import predictor_of
-from support.tile_scenes import STUFF, SceneNet, scene
 
 from inference.test_acceleration import as_on_a_gpu, image, network, predictor
+from inference.test_tiles import STUFF, SceneNet, scene
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor

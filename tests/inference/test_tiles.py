@@ -1,18 +1,22 @@
 """Positions of tiles; results in tiles equal those of the whole image."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.predictors import as_input
-from support.tile_scenes import STUFF, SceneNet, scene
+from support.predictors import StandIn, as_input
+from support.sections import roi
 
 from seamseg.fusion import fuse, to_result
 from seamseg.inference.options import Tiling
 from seamseg.inference.tiling import STRIDE, Span, Tile, _resampled, merge_detections, predict_in_tiles, spans, tiles_of
 from seamseg.maps.predictions import Prediction
+from seamseg.models.panoptic_inference import DetectionSelector
+from seamseg.ops.labels import extract_boxes
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
@@ -129,6 +133,57 @@ def test_masks_are_resampled_bilinearly_within_their_box(box):
         )
     found = _resampled(mask, np.array(own, np.float32), np.array(box, np.float32))
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+STUFF = 3
+CELLS = 28
+STEP = 40
+
+
+def scene(size, boxes, rng):
+    """`H x W x 3` uint8: red is a random stuff class in blotches; blue says that there is one of up to six objects,
+    green which one, as a part of blue: so that pixels can be blended with those around it."""
+    height, width = size
+    blotches = rng.integers(0, STUFF, (height // 7 + 1, width // 7 + 1))
+    rgb = np.zeros((height, width, 3), np.uint8)
+    rgb[..., 0] = np.kron(blotches, np.ones((7, 7), int))[:height, :width]
+    for number, (y0, x0, y1, x1) in enumerate(boxes, 1):
+        rgb[y0:y1, x0:x1, 1:] = number * STEP, 240
+    return rgb
+
+
+class SceneNet(StandIn):
+    """Sees what :func:`scene` drew, but no objects with a side shorter than `least`; fails above `room` pixels."""
+
+    def __init__(self, least=1, room=None, error=None):
+        super().__init__()
+        self.options = SimpleNamespace(selector=DetectionSelector(roi()), run_dense=None)
+        self.nms_threshold = roi().nms_threshold
+        self.least = least
+        self.room, self.error = room, error
+        self.sizes = []
+
+    def predict(self, images, least_score=0.0):
+        if self.room is not None and sum(i.shape[-2] * i.shape[-1] for i in images) > self.room:
+            raise self.error or torch.OutOfMemoryError("CUDA out of memory")
+        return [self._see(image) for image in images]
+
+    def _see(self, image):
+        red, green, blue = image * 255
+        ids = torch.where(blue > 120, (green / blue.clamp(min=1) * (240 / STEP)).round(), 0).long()
+        self.sizes.append((int(image.shape[-2]), int(image.shape[-1])))
+        boxes = extract_boxes(ids, 7)[1:]
+        sides = boxes[:, 2:] - boxes[:, :2]
+        boxes = boxes[(boxes[:, 0] >= 0) & (sides >= self.least).all(1)]
+        count = boxes.shape[0]
+        return Prediction(
+            boxes,
+            torch.zeros(count, dtype=torch.long),
+            torch.full((count,), 0.9),
+            torch.full((count, CELLS, CELLS), 9.0),
+            red.round().long(),
+            self.sizes[-1],
+        )
 
 
 def in_tiles(net, rgb, side, overlap):

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from config.test_ignored_keys import recorded
 from PIL import Image
 from support.classes import make_class_folders, write_config
 from support.interruptions import signals_at
 from support.processes import launch
-from support.recorded_keys import recorded
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from seamseg.checkpoints import imagenet
