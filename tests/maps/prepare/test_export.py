@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from support.export_scenes import CLASSES, make_city
+from predicting.test_exports import CLASSES, make_city
 from support.source_files import segment_masks
 
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
