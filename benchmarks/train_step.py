@@ -49,6 +49,7 @@ from seamseg.training.options import TrainerOptions
 from seamseg.training.prefetch import TrainingBatch, prefetched
 from seamseg.training.run import compile_network
 from seamseg.training.step import Stepper, StepResult
+from seamseg.utils import process
 from seamseg.utils.distributed import World
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -203,6 +204,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="also list the kernels, and how busy they keep the GPU")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
+    process.apply_settings()  # as the command line does it, for all sides
     device = torch.device(arguments.device)
     # there is one size: static shapes compile sooner
     torch._dynamo.maybe_mark_dynamic = lambda *_: None

@@ -24,7 +24,6 @@ from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import Normalise, PackedSequence
-from seamseg.utils import progress
 from seamseg.utils.errors import SeamsegError
 
 CPU = torch.device("cpu")
@@ -84,9 +83,7 @@ def tensors(outputs):
 
 
 @pytest.fixture
-def dynamo(monkeypatch):
-    # a command of another test may have set it
-    monkeypatch.setattr(progress, "_quiet", False)
+def dynamo():
     torch._dynamo.reset()
     counters.clear()
     yield
