@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from seamseg.utils.errors import one_line, printable
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import logging  # when needed: `--help` does without it
 
 
-@dataclass
 class Console:
     """What a command sets for this process while it runs.
 

@@ -8,10 +8,8 @@ its files, but not in its workers.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import platform
 import signal
 import sys
 import threading
@@ -52,11 +50,19 @@ if hasattr(signal, "SIGHUP"):  # not on Windows
 _OF_WORKERS = {signal.SIGINT, *_ENDINGS}
 
 
+def _is_glibc() -> bool:
+    import platform  # not for --help
+
+    return platform.libc_ver()[0] == "glibc"
+
+
 def apply_settings() -> None:
     """Apply the settings to this process and its child processes; to be called before torch is imported."""
     # glibc has applied variables of the environment at the start of the process
     set_before = any(name in os.environ for name in MALLOC)
-    if not _switched_off() and not set_before and platform.libc_ver()[0] == "glibc":
+    if not _switched_off() and not set_before and _is_glibc():
+        import ctypes
+
         libc = ctypes.CDLL(None)
         for name, value in MALLOC.items():
             # mallopt takes an int; -1 as a trim threshold means never
@@ -76,14 +82,16 @@ def return_memory(pixels: int = 0) -> None:
     global _returned  # of the process, as its memory is
     if pixels < LARGE_PIXELS and time.monotonic() < _returned + _RETURN_INTERVAL:
         return
-    if any(name in os.environ for name in MALLOC) and platform.libc_ver()[0] == "glibc":
+    if any(name in os.environ for name in MALLOC) and _is_glibc():
+        import ctypes
+
         ctypes.CDLL(None).malloc_trim(0)
     _returned = time.monotonic()
 
 
 def malloc_status() -> str:
     """Return a one-line status of the allocator."""
-    if platform.libc_ver()[0] != "glibc":
+    if not _is_glibc():
         return "not glibc: unchanged"
     if any(name in os.environ for name in MALLOC):
         return BUFFERS_KEPT
