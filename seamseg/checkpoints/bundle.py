@@ -29,7 +29,7 @@ from seamseg.data.input_size import InputSize, reference_size
 from seamseg.maps.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.utils.errors import InputError, lacks_memory, one_line
-from seamseg.utils.files import decode_text, read_bytes
+from seamseg.utils.files import decode_text, read_text
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
 _VISTAS_EXPERIMENT = "vistas_wrn38"
@@ -63,8 +63,7 @@ def open_model(
     """
     found = _find(path)
     snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    if found.config_text is None and not snapshot.config.strip():
-        found = _with_published_classes(found, snapshot.state_dict)
+    found = _with_published_classes(found, snapshot)
     own = kind_of(snapshot, found.name)
     chosen = _config(found, snapshot, config, overrides, own)
     other = [text for text in overrides if not text.startswith("dataloader.")]
@@ -85,8 +84,7 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     """Open the weights of a model, of whatever configuration, with their classes, which must be known."""
     found = _find(path)
     snapshot = parse_snapshot(load_tensors(found.file, found.source), found.source)
-    if found.config_text is None and not snapshot.config.strip():
-        found = _with_published_classes(found, snapshot.state_dict)
+    found = _with_published_classes(found, snapshot)
     if found.metadata is None and snapshot.metadata is None:
         raise InputError(
             f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
@@ -111,22 +109,21 @@ def _find(path: str | Path) -> _Parts:
         config, metadata, stated = (weights.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
         classes, content = None, {}
         if metadata.is_file():
-            data = read_bytes(metadata, "metadata file", MODEL_METADATA_BYTES)
-            classes = parse_metadata(data, str(metadata))
+            classes = read_metadata(metadata, MODEL_METADATA_BYTES)
         elif stated.is_file():
             content = read_statement(stated)
             classes = metadata_of(content, str(stated))
-        what = "configuration"
-        text = decode_text(read_bytes(config, what, CONFIG_BYTES), config, what) if config.is_file() else None
+        text = read_text(config, "configuration", CONFIG_BYTES) if config.is_file() else None
         return _Parts(weights, str(weights), text, classes, str(weights), str(content.get("licence") or ""))
     return _from_zip(path) or _Parts(path, str(path), None, None, str(path))
 
 
-def _with_published_classes(found: _Parts, state: dict[str, Any]) -> _Parts:
+def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
     """Add the packaged configuration and classes to the published semantic network, recognised by its layers."""
+    state = snapshot.state_dict
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
-    if not recognised or "head" not in state:
+    if not recognised or "head" not in state or snapshot.config.strip() or found.config_text is not None:
         return found
     text = find_experiment(_VISTAS_EXPERIMENT).read_text(encoding="utf-8")
     return replace(found, config_text=text, metadata=found.metadata or published_classes())
@@ -272,8 +269,8 @@ def check_classes(
 ) -> None:
     """Raise InputError, with `source` and `remedy`, if a snapshot's heads have another number of classes."""
     for part, key, minus, wanted, what in (
-        ("sem_head", "conv_sem.weight", 0, len(metadata.categories), "classes"),
-        ("cls", "weight", 0, len(metadata.categories), "classes"),
+        ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
+        ("cls", "weight", 0, metadata.num_classes, "classes"),
         ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
     ):
         tensor = (snapshot.state_dict.get(part) or {}).get(key)

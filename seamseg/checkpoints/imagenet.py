@@ -21,8 +21,7 @@ from seamseg.checkpoints.snapshot import load_tensors, write_tensors
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError, SeamsegError, one_line
-from seamseg.utils.files import read_bytes, refuse_existing
-from seamseg.utils.limits import SNAPSHOT_BYTES
+from seamseg.utils.files import hash_content, refuse_existing
 
 ARCHITECTURES = tuple(RESNETS)
 """Architectures that :func:`convert_backbone` supports."""
@@ -37,7 +36,8 @@ _RELEASE_0_0_1 = ("b959d936", "28d42cd3", "adf52110", "0f9746be", "74e9405a", "c
 
 def refuse_old_release(path: str | Path) -> None:
     """Raise InputError for a published file of the release 0.0.1, whose networks were others."""
-    digest = hashlib.md5(read_bytes(Path(path), "file of weights", SNAPSHOT_BYTES), usedforsecurity=False)
+    digest = hashlib.md5(usedforsecurity=False)
+    hash_content(Path(path), digest)
     if digest.hexdigest().startswith(_RELEASE_0_0_1):
         raise InputError(
             f"{path}: weights of inplace_abn 0.0.1, which are only compatible with release 0.0.1: "

@@ -11,7 +11,7 @@ from typing import Any
 
 from seamseg.checkpoints.hub import REPO_NAME, SCHEME, fetch
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import is_hidden, join_inside, nearest_path, read_json
+from seamseg.utils.files import hash_content, is_hidden, join_inside, nearest_path, read_json
 from seamseg.utils.limits import CONFIG_BYTES
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
@@ -181,12 +181,7 @@ def digest(path: str | Path) -> str:
     else:
         files = [snapshot_in(path)]
     for file in files:
-        try:
-            with open(file, "rb") as opened:
-                while block := opened.read(1 << 20):
-                    state.update(block)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
+        hash_content(file, state)
     return state.hexdigest()
 
 

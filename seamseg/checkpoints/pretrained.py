@@ -58,7 +58,7 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
         raise InputError(f"`pretrain={specification}`: this network has no {part}")
     if classes is not None and (not part or part in PARTS):
         snapshot, trained = open_weights(path)
-        state, fresh = classes.remap(snapshot.state_dict | snapshot.state_dict.get("ema", {}), net, trained, path)
+        state, fresh = classes.remap(snapshot.weights(), net, trained, path)
         if part:
             report = _load_part(module, {part: state[part]} if part in state else {}, path, part)
         else:

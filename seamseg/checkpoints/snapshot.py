@@ -58,6 +58,10 @@ class Snapshot:
     resume: dict[str, Any] | None = None
     components: tuple[Record, ...] = ()
 
+    def weights(self, averaged: bool = True) -> dict[str, Any]:
+        """Return the network's state by part: the moving average, if there is one and it is wanted, or the weights."""
+        return self.state_dict | (self.state_dict.get("ema", {}) if averaged else {})
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -273,8 +277,7 @@ def load_into(
     tensors and other shapes are skipped and reported; if `strict`, InputError. Values that are not finite are an
     InputError, too.
     """
-    accepted, skipped = {}, []
-    state = snapshot.state_dict | (snapshot.state_dict.get("ema", {}) if averaged else {})
+    state, accepted, skipped = snapshot.weights(averaged), {}, []
     for part, module in network_parts(net).items():
         if part in state:
             accepted[part], others = _fitting(module, state[part], part, name)

@@ -110,7 +110,7 @@ def _gpus(torch: ModuleType, problems: list[str]) -> str:
 def _kernels(torch: ModuleType | None, problems: list[str]) -> None:
     for failed in failed_builds():
         problems.append(f"kernels are missing, slower replacements are used: {failed}; compile them again: {REBUILD}")
-    if (maps := _imported("seamseg.maps.idmaps.segments", problems)) is not None:
+    if (maps := _imported("seamseg.maps.idmaps.library", problems)) is not None:
         _print("kernels, maps", maps.state)
     if torch is None or (ops := _imported("seamseg.ops", problems)) is None:
         return

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from seamseg import extensions
@@ -49,8 +50,6 @@ COMMANDS = {
     **extensions.COMMANDS,
 }
 """Help line of each command."""
-_MODULE = "seamseg.cli.{}"
-"""Module of a command, with `add_arguments(parser)` and `run(args) -> exit code`; its docstring is the help."""
 
 Options = TypeVar("Options")
 
@@ -167,7 +166,7 @@ def _run(argv: Sequence[str]) -> int:
 
     image_budget()  # a wrong value is an error of the command, not of each image
     console.quiet, console.flags = args.quiet, partial(_flags_of, parser, args)
-    return int(import_module(_MODULE.format(args.command.replace("-", "_"))).run(args) or 0)
+    return int(command_module(args.command).run(args) or 0)
 
 
 def _flags_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, tuple[str, bool]]:
@@ -247,7 +246,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     for name, line in COMMANDS.items():
         if name == wanted:
-            module = import_module(_MODULE.format(name.replace("-", "_")))
+            module = command_module(name)
             sub = subparsers.add_parser(name, help=line, description=module.__doc__, **_OF_COMMANDS)
             module.add_arguments(sub)
             add_common_arguments(sub, default=argparse.SUPPRESS)
@@ -386,6 +385,11 @@ def check_model(model: str, device: str = "auto") -> None:
         require_packages(needed, what=model)
 
 
+def command_module(name: str) -> ModuleType:
+    """Import the module of a command: `add_arguments(parser)`, `run(args) -> exit code`, its docstring is the help."""
+    return import_module(f"seamseg.cli.{name.replace('-', '_')}")
+
+
 def _name(argv: Sequence[str]) -> str:
     command = next((word for word in argv if word in COMMANDS), None)
     return f"seamseg {command}" if command else "seamseg"
@@ -406,7 +410,7 @@ def _as_key(prog: str, given: str) -> str:
     """Return how to write an unknown option, `--epochs`, that is the name of a configuration key or its end."""
     from seamseg.config import sections
 
-    keys = getattr(import_module(_MODULE.format(prog.split()[1].replace("-", "_"))), "KEYS", sections.KEYS)
+    keys = getattr(command_module(prog.split()[1]), "KEYS", sections.KEYS)
     name, _, value = given.partition("=")
     value = value or "VALUE"
     wanted = name.lstrip("-").replace("-", "_").lower()

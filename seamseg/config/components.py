@@ -117,7 +117,7 @@ def register(kind: str, name: str, keys: type = NoKeys) -> Callable[[Made], Made
             raise InputError(f"{kind} {name}: {spec.name} of {keys.__name__}: {problem}")
 
     def decorate(made: Made) -> Made:
-        module, file = made.__module__, Path(str(getattr(sys.modules.get(made.__module__), "__file__", None)))
+        module, file = made.__module__, Path(str(file_of(made.__module__)))
         built_in = module.startswith("seamseg.")
         checksum = "" if built_in else _checksum(file)
         component = Component(kind, name, made, keys, module, file, checksum, f"{kind} {name}", built_in)

@@ -91,8 +91,12 @@ _OF_SEAMLESS = frozenset(
 )
 
 
-OTHER_KINDS = {name: Kind(kind.task, (WHOLE,), (), kind.ignored | _OF_SEAMLESS) for name, kind in KINDS.items()}
-"""The kinds where `[general] network` is not :data:`SEAMLESS`."""
+def kind_of_network(kind: str, network: str) -> Kind:
+    """Return the modules, losses and ignored keys of a kind for the network of `[general] network`."""
+    if network == SEAMLESS:
+        return KINDS[kind]
+    return Kind(KINDS[kind].task, (WHOLE,), (), KINDS[kind].ignored | _OF_SEAMLESS)
+
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from seamseg.config import components
 from seamseg.config.components import NotLoaded
 from seamseg.config.experiments import near_files, packaged
-from seamseg.config.kinds import KINDS, OTHER_KINDS, PANOPTIC, SEAMLESS, layout_of
+from seamseg.config.kinds import KINDS, PANOPTIC, SEAMLESS, kind_of_network, layout_of
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, hints_of, parse_value
 from seamseg.extensions import RECIPES
@@ -97,8 +97,7 @@ def config_from_string(
         raise InputError("`overrides=general.base=...`: a base is named in a file: write one with [general] base")
     given, sources = _merged([*layers, _Layer(changes, _OVERRIDES, None)], kind or PANOPTIC)
 
-    kinds = KINDS if given["general"].get("network", SEAMLESS) == SEAMLESS else OTHER_KINDS
-    network = kinds[given["general"]["kind"]]
+    network = kind_of_network(given["general"]["kind"], given["general"].get("network", SEAMLESS))
     unused = [name for name in sources if name[0] in SECTIONS and not network.uses(*name)]
     ignored = {(section, key): given[section].pop(key) for section, key in unused if key in given[section]}
     texts = _with_defaults(given)
@@ -307,10 +306,10 @@ def _check_ignored(section: str, key: str, text: str, texts: _Texts, source: str
     cls = SECTIONS[section]
     spec = next(spec for spec in fields(cls) if spec.name == key)
     stated = [layer.given["general"]["kind"] for layer in layers if "kind" in layer.given.get("general", {})]
-    kinds = KINDS if layers[-1].given.get("general", {}).get("network", SEAMLESS) == SEAMLESS else OTHER_KINDS
+    network = layers[-1].given.get("general", {}).get("network", SEAMLESS)
     meant = source == _OVERRIDES
     if source == layers[-1].source and (stated or spec.metadata["ours"]):
-        meant = not kinds[stated[-1] if stated else PANOPTIC].uses(section, key)
+        meant = not kind_of_network(stated[-1] if stated else PANOPTIC, network).uses(section, key)
     default = texts[section][key]
     differs = spec.metadata["component"] is not None or (
         _parsed(cls, section, spec, text, source) != _parsed(cls, section, spec, default, source)

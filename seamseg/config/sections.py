@@ -12,7 +12,7 @@ from typing import Any
 
 from seamseg.config import components
 from seamseg.config.components import Component, NoKeys, NotLoaded, Record
-from seamseg.config.kinds import BODIES, KINDS, OTHER_KINDS, SEAMLESS, Kind
+from seamseg.config.kinds import BODIES, KINDS, SEAMLESS, Kind, kind_of_network
 
 CHANNELS = 16_384
 """Largest number of channels of a layer."""
@@ -426,7 +426,7 @@ class Config:
     @property
     def parts_of_kind(self) -> Kind:
         """Modules, losses and keys of the network."""
-        return (KINDS if self.general.network == SEAMLESS else OTHER_KINDS)[self.general.kind]
+        return kind_of_network(self.general.kind, self.general.network)
 
     def components(self, kind: str | None = None) -> Iterator[tuple[Component, Any]]:
         """Yield the components, of a kind or of all, that the sections of the configuration add, each with its keys."""

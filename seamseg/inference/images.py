@@ -37,7 +37,7 @@ class PreparedImage:
     `pixels` is its input, `H x W x 3` uint8, see :func:`network_input`; `size` is `(height, width)` of the image
     itself, and `rgb`, `h x w x 3` uint8, the image if it is kept; one array if both are equal. `source_image` is the
     path or copy that a result refers to, if any; `several_frames` whether this is the first of several frames or pages
-    of a file; `nbytes` the memory of both arrays.
+    of a file.
     """
 
     pixels: np.ndarray
@@ -45,7 +45,11 @@ class PreparedImage:
     rgb: np.ndarray | None = None
     source_image: Path | Image.Image | None = None
     several_frames: bool = False
-    nbytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the network input and the pixels."""
+        return self.pixels.nbytes + (0 if self.rgb is None or self.rgb is self.pixels else self.rgb.nbytes)
 
 
 def prepare_image(
@@ -66,9 +70,7 @@ def prepare_image(
     if keep_rgb:
         is_input = input_size.crop is None and pixels.shape[:2] == (image.height, image.width)
         rgb = pixels if is_input else pixels_of(image)
-    nbytes = pixels.nbytes + (0 if rgb is None or rgb is pixels else rgb.nbytes)
-    several = image.info.get(SEVERAL_FRAMES, False)
-    return PreparedImage(pixels, (image.height, image.width), rgb, source, several, nbytes)
+    return PreparedImage(pixels, (image.height, image.width), rgb, source, image.info.get(SEVERAL_FRAMES, False))
 
 
 def network_input(image: Image.Image, size: InputSize) -> np.ndarray:

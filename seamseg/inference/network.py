@@ -227,7 +227,7 @@ class TrainedModel:
             probabilities = {"probabilities": True} if options.probabilities else {}
             run_dense = CompiledDense(net, device) if options.compile else None
             net = net.with_options(pad_to=options.pad_to, run_dense=run_dense, **probabilities)
-        views = Augmentation.parse(options.tta) if options.tta else None
+        views = Augmentation.parse(options.tta)
         made = TorchNetwork(net, normalise, device, views, options.tta_fusion, report.averaged)
         if options.cuda_graphs:
             made.graphs = CudaGraphCache(made.compute)

@@ -207,7 +207,7 @@ class InferenceOptions:
         if (self.min_stuff_area or 0) < 0:
             raise InputError(f"`min_stuff_area` must not be negative, not {self.min_stuff_area}")
         Tiling(self.tiles, self.tile_overlap)  # it checks them
-        views = Augmentation.parse(self.tta) if self.tta else None
+        views = Augmentation.parse(self.tta)
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
             raise InputError(f"`pad_to={self.pad_to}`: must be between 1 (no padding) and {MAX_MULTIPLE}")
         if self.pad_to > 1 and views is not None:

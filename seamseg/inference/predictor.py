@@ -109,7 +109,7 @@ class Predictor(Generic[R]):
         self.metadata = metadata
         self.input_size = input_size
         self.thresholds = thresholds
-        self.tiling = tiling if network.tiles_problem is None else self._possible(tiling)
+        self.tiling = self._possible(tiling)
         self.classes = classes
         self.reference = reference or input_size
         self.map_only = False
@@ -216,9 +216,7 @@ class Predictor(Generic[R]):
             batch_size = self.batch_size
         if batch_size < 1:
             raise InputError(f"`batch_size={batch_size}`: must be at least 1")
-        tiling = self.tiling
-        if tiles is not None:
-            tiling = Tiling(tiles) if self.network.tiles_problem is None else self._possible(Tiling(tiles))
+        tiling = self.tiling if tiles is None else self._possible(Tiling(tiles))
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)
 
@@ -229,7 +227,9 @@ class Predictor(Generic[R]):
                 yield self.result(prediction, one.size).with_image(one.source_image, prediction)
 
     def _possible(self, tiling: Tiling) -> Tiling:
-        """Return the tiling for a network that takes no tiles; InputError if some of one side were requested."""
+        """Return the tiling that the network takes; InputError if tiles of one side were requested."""
+        if self.network.tiles_problem is None:
+            return tiling
         if isinstance(tiling.tiles, int):
             raise InputError(f"`tiles={tiling.tiles}`: {self.network.tiles_problem}")
         return Tiling("off")

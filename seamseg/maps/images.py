@@ -186,12 +186,7 @@ def open_object_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
 
 def has_frames(path: str | Path, data: bytes | None = None) -> bool:
     """Return whether an image has several frames or pages, as an animated GIF; not the previews in JPEGs of phones."""
-
-    def read(image: Image.Image) -> bool:
-        # MPO is a JPEG with a preview or depth of the same view
-        return bool(getattr(image, "is_animated", False)) and image.format != "MPO"
-
-    return _decode(Path(path), read, data, per_pixel=0)
+    return _decode(Path(path), _has_frames, data, per_pixel=0)
 
 
 def open_map(path: str | Path, data: bytes | None = None) -> np.ndarray:
@@ -317,12 +312,17 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     image.load()  # a TIFF is turned here
     several = False
     with suppress(Exception):  # a GIF is read on for this
-        several = bool(getattr(image, "is_animated", False)) and image.format != "MPO"
+        several = _has_frames(image)
     if _orientation(image) != 1:
         ImageOps.exif_transpose(image, in_place=True)  # no second image of the size
     rgb = as_rgb(image)
     rgb.info[SEVERAL_FRAMES] = several
     return rgb
+
+
+def _has_frames(image: Image.Image) -> bool:
+    # MPO is a JPEG with a preview or depth of the same view
+    return bool(getattr(image, "is_animated", False)) and image.format != "MPO"
 
 
 def _to_8_bit(image: Image.Image) -> np.ndarray:

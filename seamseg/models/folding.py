@@ -277,10 +277,8 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
 
     InputError if the precision is unknown, or not available on this device.
     """
-    if precision == "auto":
-        return compute_dtype(precision, device)
-    if precision not in PRECISIONS:
+    if precision not in ("auto", *PRECISIONS):
         raise InputError(f"`precision={precision}`: choose one of auto, {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type != "cuda":
         raise InputError(f"`precision=fp16` needs a GPU, the device is {device}: choose bf16 or fp32")
-    return PRECISIONS[precision]
+    return compute_dtype(precision, device)

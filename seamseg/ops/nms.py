@@ -101,6 +101,6 @@ def best_scores(scores: Tensor, count: int) -> Tensor:
         least = torch.topk(scores, count, sorted=False).values.nan_to_num(torch.inf, torch.inf, -torch.inf).min()
         above, equal = ~(scores <= least), scores == least
         chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
-        candidates = torch.searchsorted(chosen.cumsum(0), torch.arange(1, count + 1, device=scores.device))
+        candidates = nth_true(chosen, torch.arange(count, device=scores.device))
         return candidates[torch.argsort(scores[candidates], descending=True, stable=True)]
     return torch.argsort(scores, descending=True, stable=True)

@@ -309,8 +309,8 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 def is_trained_in_half(x: Tensor, *norms: nn.Module) -> bool:
-    """Return whether plain in-place norms are trained on maps of half precision as `x`, where gradients are on."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
+    """Return whether plain in-place norms are trained on maps of half precision, as `x`, one of their inputs."""
+    half = torch.is_grad_enabled() and x.dtype in (torch.float16, torch.bfloat16)
     return half and all(is_plain(n, *IN_PLACE) and n.weight is not None and n.weight.requires_grad for n in norms)
 
 

@@ -48,8 +48,11 @@ _box_filter_pool = define("box_filter_pool", plain.box_filter_pool, _fake, _back
 class MaxPool3x3(nn.MaxPool2d):
     """3x3 max pooling, padded by 1, that keeps a byte for each maximum for the backward pass: its place in the window.
 
-    torch keeps the input and an int64 index. Values and gradients are the same. Make it as `MaxPool3x3(3, stride, 1)`.
+    torch keeps the input and an int64 index. Values and gradients are the same.
     """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__(3, stride, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x C x H x W` to `N x C x h x w`."""

@@ -87,6 +87,11 @@ class OutputFolder:
     head: Line
     names: dict[str, bool] = field(default_factory=dict)
 
+    @property
+    def manifest(self) -> Path:
+        """Its file."""
+        return self.out / MANIFEST
+
     def check_names(self, sources: Sequence[Source | Video]) -> None:
         """Raise InputError if an output would overwrite an input, or two images would have one output."""
         real = lru_cache(4096)(os.path.realpath)  # fast for a million files in few folders
@@ -123,12 +128,12 @@ class OutputFolder:
         """
         # a new folder needs no look-up of a million file names
         if not restart and any(name != LOCK_NAME for name in os.listdir(self.out)):
-            if (manifest := self.out / MANIFEST).exists():
+            if self.manifest.exists():
                 try:
                     return self._continued()
                 except (LookupError, TypeError, ValueError, AttributeError) as error:
                     raise InputError(
-                        f"{manifest}: damaged, or not a manifest of `seamseg predict` ({describe_error(error)}); "
+                        f"{self.manifest}: damaged, or not a manifest of `seamseg predict` ({describe_error(error)}); "
                         "`restart=True` replaces it"
                     ) from error
             images = [source for source in sources if isinstance(source, Source)]
@@ -139,11 +144,11 @@ class OutputFolder:
                             f"{path}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; "
                             "choose another folder for the outputs, or overwrite it with `restart=True`"
                         )
-        write_atomically(self.out / MANIFEST, (json.dumps(self.head, allow_nan=False) + "\n").encode())
+        write_atomically(self.manifest, (json.dumps(self.head, allow_nan=False) + "\n").encode())
         return {}
 
     def _continued(self) -> Done:
-        with open(self.out / MANIFEST, "rb+") as file:
+        with open(self.manifest, "rb+") as file:
             if found := differences(json.loads(file.readline()), self.head):
                 raise InputError(
                     f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or "
@@ -153,7 +158,7 @@ class OutputFolder:
             if file.read(1) != b"\n":  # a torn line: the next one starts after it
                 file.write(b"\n")
         done: Done = {}
-        for _, line in read_lines(self.out / MANIFEST):
+        for _, line in read_lines(self.manifest):
             done.pop(line["name"], None)
             if line["status"] == "ok" and all((self.out / output).is_file() for output in line["outputs"]):
                 done[line["name"]] = line["relative"], line["stamp"]
@@ -163,19 +168,18 @@ class OutputFolder:
         """Append a line with at least `name` and `status`, in any thread; SeamsegError if it cannot be written."""
         data = (json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
-            with open(self.out / MANIFEST, "ab", buffering=0) as file:
+            with open(self.manifest, "ab", buffering=0) as file:
                 if (written := file.write(data)) < len(data):
                     file.write(data[written:])  # the disk is full: this raises the error
         except OSError as error:
-            raise cannot_write(self.out / MANIFEST, error) from error
+            raise cannot_write(self.manifest, error) from error
         self.names[line["name"]] = line["status"] == "ok"
 
     def finish(self) -> None:
         """Sort the manifest, and write the files about all images; called by the main process at the end."""
-        manifest = self.out / MANIFEST
         # the last line of an image counts
-        places = {line["name"]: offset for offset, line in read_lines(manifest)}
-        with open(manifest, "rb") as file, replacing(manifest) as temporary, open(temporary, "wb") as target:
+        places = {line["name"]: offset for offset, line in read_lines(self.manifest)}
+        with open(self.manifest, "rb") as file, replacing(self.manifest) as temporary, open(temporary, "wb") as target:
             target.write(file.readline())
             for name in sorted(places):
                 file.seek(places[name])
@@ -189,7 +193,7 @@ class OutputFolder:
                 raise cannot_write(error.filename or "output", error) from error
 
     def _records(self, position: int) -> Iterator[Any]:
-        for _, line in read_lines(self.out / MANIFEST):
+        for _, line in read_lines(self.manifest):
             if line["status"] == "ok" and (record := line["records"][position]) is not None:
                 yield record
 

@@ -24,7 +24,7 @@ from seamseg.inference.predictor import Predictor
 from seamseg.maps.images import PHOTO_ENDINGS, pixel_count
 from seamseg.maps.predictions import MANIFEST, ArrayPrediction
 from seamseg.predicting.folder import LOCK_NAME, Done, OutputFolder, PredictSettings
-from seamseg.predicting.source import VIDEO_ENDINGS, WRITTEN, Source, Video, file_stamp, find_sources, write_video
+from seamseg.predicting.source import WRITTEN, Source, Video, file_stamp, find_sources, is_video, write_video
 from seamseg.utils.distributed import (
     World,
     distributed,
@@ -98,7 +98,7 @@ def predict_files(
     if not given.strip():
         raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
     if not out.is_dir():
-        if given.lower().endswith(VIDEO_ENDINGS):
+        if is_video(given):
             return _predict_video(options, report)
         refuse_url(given)
         if out.exists() or given.lower().endswith(PHOTO_ENDINGS):

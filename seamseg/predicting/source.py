@@ -77,6 +77,11 @@ def file_stamp(path: str | Path) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
+def is_video(address: str) -> bool:
+    """Return whether a path is of a video, by its ending."""
+    return address.lower().endswith(VIDEO_ENDINGS)
+
+
 def require_decoder(address: str) -> Any:
     """Return the library that decodes videos; InputError if it is not installed, or too old."""
     av = require_module("av", address)
@@ -228,7 +233,7 @@ def find_sources(
     sources: list[Source | Video] = []
     images = 0
     for address, name, path in zip(addresses, names, relative):
-        if address.lower().endswith(VIDEO_ENDINGS):
+        if is_video(address):
             require_decoder(address)
             sources.append(Video(address, name, str(path), limit))
         elif limit is None or images < limit:
@@ -266,7 +271,7 @@ def _of_folder(text: str, out: Path | None) -> Found:
     if (folder / "metadata.bin").exists() and (folder / "msk").is_dir():
         raise InputError(f"{text}: a dataset folder, whose masks are images, too; name {folder / 'img'}")
     files = image_files(folder, _left_out(folder, out), (*PHOTO_ENDINGS, *VIDEO_ENDINGS))
-    found = [path for path in files if not path.name.lower().endswith(VIDEO_ENDINGS)]
+    found = [path for path in files if not is_video(path.name)]
     if found and len(found) < len(files) and is_main_process():
         videos = counted(len(files) - len(found), "video")
         echo(f"{text}: {videos} skipped; use a glob for videos, such as '*.mp4'", file=sys.stderr)

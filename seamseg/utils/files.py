@@ -127,6 +127,18 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
         raise InputError(f"{path}: cannot read the {what}: {error.strerror or error}") from error
 
 
+def hash_content(path: Path, checksum: Any) -> None:
+    """Add the content of a file to a checksum of hashlib; InputError if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                checksum.update(block)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file{nearest_path(path)}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
 def decode_text(data: bytes, name: object, what: str) -> str:
     """Decode a file of UTF-8, or of UTF-16 as PowerShell writes it; InputError, naming the file, for others."""
     encoding = json.detect_encoding(data)

@@ -34,12 +34,13 @@ console = Console()
 
 def _with_flags(text: str) -> str:
     """Replace the parameters of a message, such as `device=cpu`, by their flags."""
+    flags = console.flags() if "`" in text else {}
 
     def shown(found: re.Match[str]) -> str:
-        flag, takes_value = console.flags().get(found[1], (found[0], False))
+        flag, takes_value = flags.get(found[1], (found[0], False))
         return f"{flag} {found[2]}" if found[2] and takes_value else flag
 
-    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, text)
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", shown, text) if flags else text
 
 
 def echo(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:

@@ -52,7 +52,7 @@ def check_workers(workers: int, least: int = 0) -> int:
     """Return the number of workers; raise InputError if it is too low or too high."""
     if workers < least:
         raise InputError(f"`workers={workers}`: must be at least {least}")
-    if workers > MAX_WORKERS and workers > (most := max(MAX_WORKERS, available_cores())):
+    if workers > (most := max(MAX_WORKERS, available_cores())):
         raise InputError(f"`workers={workers}`: must be at most {most}")
     return workers
 

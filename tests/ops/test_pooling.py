@@ -66,7 +66,7 @@ def test_max_pooling_is_that_of_torch(dtype, stride, size, memory_format):
     """The results and derivatives are bits of torch's; a byte is kept for each result."""
     x = torch.randn(2, 3, *size).mul(3).round().to(dtype).contiguous(memory_format=memory_format)  # with ties
     results, second = [], []
-    for layer in (pooling.MaxPool3x3(3, stride, 1), torch.nn.MaxPool2d(3, stride, 1)):
+    for layer in (pooling.MaxPool3x3(stride), torch.nn.MaxPool2d(3, stride, 1)):
         own = x.clone().requires_grad_()
         y, saved = keeping(lambda layer=layer, own=own: layer(own))
         kept = sum(t.untyped_storage().nbytes() for t in saved.values()) / y.numel()
@@ -82,6 +82,6 @@ def test_max_pooling_is_that_of_torch(dtype, stride, size, memory_format):
 
 
 def test_what_needs_no_place_is_torchs():
-    x, layer = torch.randn(1, 2, 9, 2, requires_grad=True), pooling.MaxPool3x3(3, 2, 1)
+    x, layer = torch.randn(1, 2, 9, 2, requires_grad=True), pooling.MaxPool3x3(2)
     assert torch.equal(layer(x), torch.nn.MaxPool2d(3, 2, 1)(x))
     assert not keeping(lambda: layer(x.detach()))[1]

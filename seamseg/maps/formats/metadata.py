@@ -91,18 +91,16 @@ def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
 
 def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
     """Parse the bytes of `metadata.bin`; `source` names them in the InputError of invalid ones."""
-    stream, content = _LimitedReader(data), dict[str, Any]()
+    stream, content = _LimitedReader(data), {}
     try:
+        # image by image, since one byte can expand to an object of a hundred bytes
         for _ in range(_length(stream, 0x80, 0xDE, "map")):
-            stream.end = stream.tell() + _OBJECT_BYTES
-            key = umsgpack.unpack(stream)
-            # image by image, since one byte can expand to an object of a hundred bytes
-            values = []
-            for _ in range(_length(stream, 0x90, 0xDC, "list") if key == "images" else 1):
-                stream.end = stream.tell() + _OBJECT_BYTES
-                value = umsgpack.unpack(stream)
-                values.append(_image(value) if key == "images" else value)
-            content[key] = values if key == "images" else values[0]
+            key = stream.unpack()
+            if key == "images":
+                count = _length(stream, 0x90, 0xDC, "list")
+                content[key] = [_image(stream.unpack()) for _ in range(count)]
+            else:
+                content[key] = stream.unpack()
     except KeyError as error:
         raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
     except (_Malformed, TypeError, AttributeError) as error:
@@ -184,6 +182,11 @@ class _Malformed(ValueError):
 
 class _LimitedReader(BytesIO):
     end = 0
+
+    def unpack(self) -> Any:
+        """Read one object, of at most `_OBJECT_BYTES`."""
+        self.end = self.tell() + _OBJECT_BYTES
+        return umsgpack.unpack(self)
 
     def read(self, count: int | None = -1) -> bytes:
         if count is None or self.tell() + count > self.end:

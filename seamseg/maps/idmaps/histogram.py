@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from seamseg.maps.idmaps import reference, segments
+from seamseg.maps.idmaps import library, reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]
             raise TypeError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
     if first.shape != second.shape:
         raise ValueError(f"joint_histogram: a and b must have the same shape, got {first.shape} and {second.shape}")
-    if segments.functions is None:
+    if library.functions is None:
         pairs, counts = reference.joint_histogram(first, second)
     else:
         first, second = (np.asarray(labels, labels.dtype.newbyteorder("=")) for labels in (first, second))
@@ -53,7 +53,7 @@ def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]
 def pairs_of(name: str, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the sorted pairs and counts of a function of the C library."""
     count = ctypes.c_int64(0)
-    found = segments.call(name, *arguments, ctypes.byref(count))
+    found = library.call(name, *arguments, ctypes.byref(count))
     pairs, counts = np.empty((count.value, 2), np.int64), np.empty(count.value, np.int64)
-    segments.call("take_pairs", found, pairs, counts)
+    library.call("take_pairs", found, pairs, counts)
     return pairs, counts

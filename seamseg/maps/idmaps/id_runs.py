@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from zlib_ng import zlib_ng as zlib  # several times as fast on id maps (docs/design/libraries.md)
 
-from seamseg.maps.idmaps import reference, segments
+from seamseg.maps.idmaps import library, reference
 from seamseg.maps.idmaps.histogram import pairs_of
 
 BAND_BYTES = 1 << 18
@@ -42,7 +42,7 @@ class IdRuns:
 
 def has_kernel() -> bool:
     """Return whether there is a compiled decoder, :func:`decode_id_runs`."""
-    return segments.functions is not None
+    return library.functions is not None
 
 
 def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: int) -> IdRuns:
@@ -54,15 +54,15 @@ def decode_id_runs(stream: bytes | bytearray | memoryview, height: int, width: i
     row_bytes = 3 * width + 1
     if height * row_bytes > MAX_RATIO * len(stream):  # the C library would allocate too much
         raise ValueError("decode_id_runs: the compressed data are too short for the size")
-    count, runs = ctypes.c_int64(0), segments.call("begin_runs", height, width)
+    count, runs = ctypes.c_int64(0), library.call("begin_runs", height, width)
     try:
         for band in row_bands(bytes(stream), height, row_bytes):
-            segments.call("add_rows", runs, band, len(band) // row_bytes, ctypes.byref(count))
+            library.call("add_rows", runs, band, len(band) // row_bytes, ctypes.byref(count))
     except BaseException:
-        segments.call("take_runs", runs, None, None)
+        library.call("take_runs", runs, None, None)
         raise
     starts, ids = np.empty((2, count.value), np.int32)
-    segments.call("take_runs", runs, starts, ids)
+    library.call("take_runs", runs, starts, ids)
     return IdRuns(height, width, starts, ids)
 
 
@@ -164,7 +164,7 @@ def joint_histogram_of_runs(a: IdRuns, b: IdRuns) -> tuple[np.ndarray, np.ndarra
     """Count the pixels with each pair of ids; see :func:`seamseg.maps.idmaps.histogram.joint_histogram`."""
     if (a.height, a.width) != (b.height, b.width):
         raise ValueError(f"joint_histogram_of_runs: sizes differ, {a.height} x {a.width} and {b.height} x {b.width}")
-    if segments.functions is None:
+    if library.functions is None:
         return reference.joint_histogram(a.dense(), b.dense())
     runs = a.starts, a.ids, a.starts.size, b.starts, b.ids, b.starts.size
     return pairs_of("joint_histogram_of_runs", *runs, a.height * a.width)

@@ -1,97 +1,16 @@
 """From detections and a class map to a map of ids, resizing, and from ids to rows of images; numpy or C, no torch.
 
 See docs/contract.md, section 4 "Fusion". The operators on tensors are :mod:`seamseg.ops.labels`. All functions raise
-ValueError for arguments of another type or shape. The C functions of `csrc/maps`, also those of :mod:`.histogram`,
-:mod:`.id_runs` and :mod:`.upsampled`, are called through ctypes without the GIL; these modules check the arguments, so
-that they never read outside of their arrays.
+ValueError for arguments of another type or shape.
 """
 
 from __future__ import annotations
 
-import ctypes
 import operator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from seamseg.maps.idmaps import reference
-from seamseg.utils.native import DISABLED, find, load_failure, warn_missing
-
-_MESSAGE_SIZE = 200  # kMessageSize in csrc/maps/answer.h
-_INT64, _POINTER, _INT32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
-_UPSAMPLED = (_POINTER, *[_INT64] * 3, *[_POINTER] * 2)
-"""Logits with their shape, and the axes of rows and columns."""
-
-_CHECKED: dict[str, tuple[type, ...]] = {
-    "begin_runs": (_INT64, _INT64),
-    "add_rows": (_POINTER, _POINTER, _INT64, _POINTER),
-    "joint_histogram": (_POINTER, _INT32, _POINTER, _INT32, _INT64, _POINTER),
-    "joint_histogram_of_runs": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64, _POINTER),
-    "paste_masks": (
-        *(_POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64, _INT64, _INT64),
-        *(ctypes.c_double, _INT32, _POINTER),
-    ),
-    "paste_mask": (_POINTER, _POINTER, *[_INT64] * 4, _POINTER),
-    "segments": (_POINTER, *[_INT64] * 3, _POINTER, _POINTER),
-    "overlay": (_POINTER, _INT64, _INT64, _POINTER, _INT64, _INT64, *[_POINTER] * 4, _INT64, _INT32, _POINTER),
-    "best_masks": (*_UPSAMPLED, _POINTER, _POINTER, _POINTER),
-    "best_classes": (*_UPSAMPLED, _POINTER),
-    "mask_boxes": (*_UPSAMPLED, _POINTER),
-}
-"""Arguments of the functions that return NULL for an error, but for the last one, the message."""
-_UNCHECKED: dict[str, tuple[type, ...]] = {
-    "paste_region": (_POINTER, *[_INT64] * 4, _POINTER),
-    "count_classes": (_POINTER, _POINTER, _INT64, _POINTER),
-    "fill_free": (_POINTER, _POINTER, _INT64, _POINTER),
-    "png_rows": (_POINTER, _POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER),
-    "take_runs": (_POINTER, _POINTER, _POINTER),
-    "take_pairs": (_POINTER, _POINTER, _POINTER),
-}
-"""Arguments of the functions without a result."""
-_PUBLIC_NAMES = {"begin_runs": "decode_id_runs", "add_rows": "decode_id_runs", "segments": "areas_and_boxes"}
-"""Names in messages that differ from those in C."""
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """Load a compiled library; OSError if it cannot be loaded, AttributeError if it is another library."""
-    compiled, loaded = ctypes.CDLL(str(path)), {}
-    for name, arguments in {**_CHECKED, **_UNCHECKED}.items():
-        function = loaded[name] = getattr(compiled, f"seamseg_{name}")
-        function.argtypes = [*arguments, _POINTER] if name in _CHECKED else list(arguments)
-        function.restype = _POINTER if name in _CHECKED else None
-    return loaded
-
-
-def call(name: str, *arguments: Any) -> int:
-    """Call a function of the library, which must be loaded; ValueError for invalid arguments.
-
-    Arrays are passed as pointers, and copied before if they are not contiguous.
-    """
-    assert functions is not None, state
-    arrays = [np.require(x, None, ("C", "A")) if isinstance(x, np.ndarray) else x for x in arguments]
-    passed = [x.ctypes.data if isinstance(x, np.ndarray) else x for x in arrays]
-    if name in _UNCHECKED:
-        functions[name](*passed)
-        return 0
-    message = ctypes.create_string_buffer(_MESSAGE_SIZE)
-    result: int | None = functions[name](*passed, message)
-    if result is None:
-        raise ValueError(f"{_PUBLIC_NAMES.get(name, name)}: {message.value.decode()}")
-    return result
-
-
-functions: dict[str, Any] | None = None
-"""The functions by name; None if there is no library, and :mod:`.reference` takes their place."""
-state = DISABLED or "loaded"
-"""Loaded, or the reason why the library is missing."""
-if state == "loaded":
-    try:
-        functions = load(str(find("_maps").origin))
-    except (ImportError, OSError, AttributeError) as error:
-        state = load_failure("_maps", error)
-        warn_missing("functions for maps of ids", state)
-
+from seamseg.maps.idmaps import library, reference
 
 Region = tuple[int, int, int, int]
 """Position of a crop: `(y0, x0, y1, x1)`."""
@@ -122,10 +41,10 @@ def paste_masks(
     _require("paste_masks", "ids", ids, np.int32, 2)
     _require("paste_masks", "masks", masks, np.float32, 3)
     _require("paste_masks", "boxes", boxes, np.float32, 2, (len(masks), 4))
-    if functions is None:
+    if library.functions is None:
         return reference.paste_masks(ids, masks, boxes, overlap_threshold, keep_empty)
     target, kept = np.require(ids, None, ("C", "A")), np.zeros(len(masks), bool)
-    call("paste_masks", target, *ids.shape, masks, boxes, *masks.shape, overlap_threshold, keep_empty, kept)
+    library.call("paste_masks", target, *ids.shape, masks, boxes, *masks.shape, overlap_threshold, keep_empty, kept)
     if target is not ids:
         ids[:] = target
     return kept
@@ -138,14 +57,14 @@ def paste_mask(mask: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> tupl
     """
     _require("paste_mask", "mask", mask, np.float32, 2)
     _require("paste_mask", "box", box, np.float32, 1, (4,))
-    if functions is None:
+    if library.functions is None:
         return reference.paste_mask(mask, box, size)
     region = np.zeros(4, np.int64)
-    call("paste_region", box, *mask.shape, *size, region)
+    library.call("paste_region", box, *mask.shape, *size, region)
     y0, x0, y1, x1 = region.tolist()
     crop = np.zeros((y1 - y0, x1 - x0), bool)
     if crop.size:
-        call("paste_mask", mask, box, *mask.shape, *size, crop)
+        library.call("paste_mask", mask, box, *mask.shape, *size, crop)
     return crop, (y0, x0, y1, x1)
 
 
@@ -154,10 +73,10 @@ def count_classes(classes: np.ndarray, ids: np.ndarray | None = None) -> np.ndar
     _require("count_classes", "classes", classes, np.uint8, 2)
     if ids is not None:
         _require("count_classes", "ids", ids, np.int32, 2, classes.shape)
-    if functions is None:
+    if library.functions is None:
         return np.bincount((classes if ids is None else classes[ids == 0]).ravel(), minlength=256)
     counts = np.zeros(256, np.int64)
-    call("count_classes", classes, ids, classes.size, counts)
+    library.call("count_classes", classes, ids, classes.size, counts)
     return counts
 
 
@@ -166,11 +85,11 @@ def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> 
     _require("fill_free", "classes", classes, np.uint8, 2)
     _require("fill_free", "ids", ids, np.int32, 2, classes.shape)
     _require("fill_free", "id_of_class", id_of_class, np.int32, 1, (256,))
-    if functions is None:
+    if library.functions is None:
         np.copyto(ids, id_of_class[classes], where=ids == 0)
         return
     target = np.require(ids, None, ("C", "A"))
-    call("fill_free", target, classes, classes.size, id_of_class)
+    library.call("fill_free", target, classes, classes.size, id_of_class)
     if target is not ids:
         ids[:] = target
 
@@ -181,10 +100,10 @@ def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     Returns areas in pixels, `n` int64, and boxes `(y0, x0, y1, x1)`, `n x 4` float32, -1 for ids that are absent.
     """
     _require("areas_and_boxes", "ids", ids, np.int32, 2)
-    if functions is None:
+    if library.functions is None:
         return reference.areas_and_boxes(ids, n)
     areas, boxes = np.zeros(n, np.int64), np.zeros((n, 4), np.float32)
-    call("segments", ids, *ids.shape, n, areas, boxes)
+    library.call("segments", ids, *ids.shape, n, areas, boxes)
     return areas, boxes
 
 
@@ -225,11 +144,11 @@ def overlay(
         raise ValueError(f"overlay: id 0 needs a colour, and share must be 0 to 256, got {count} colours and {share}")
     if image.size == 0:
         return np.empty_like(image)
-    if functions is None:
+    if library.functions is None:
         return reference.overlay(image, ids, rows, columns, colors, outlined, share)
     drawn, opacity = np.empty(image.shape, np.uint8), -1 if share is None else share
     maps = (image, *image.shape[:2], ids, *ids.shape)
-    call("overlay", *maps, rows, columns, colors, outlined, count, opacity, drawn)
+    library.call("overlay", *maps, rows, columns, colors, outlined, count, opacity, drawn)
     return drawn
 
 
@@ -245,11 +164,11 @@ def png_rows(ids: np.ndarray, above: np.ndarray | None, values: np.ndarray | Non
         _require("png_rows", "above", above, np.int32, 1, (ids.shape[1],))
     if values is not None:
         _require("png_rows", "values", values, np.uint32, 1)
-    if functions is None:
+    if library.functions is None:
         return reference.png_rows(ids, above, values)
     height, width = ids.shape
     filtered = np.empty((height, 3 * width + 1), np.uint8)
-    call("png_rows", ids, above, height, width, values, 0 if values is None else values.size, filtered)
+    library.call("png_rows", ids, above, height, width, values, 0 if values is None else values.size, filtered)
     return filtered
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.maps.idmaps import reference, segments
+from seamseg.maps.idmaps import library, reference
 from seamseg.maps.idmaps.reference import Axis
 
 Size = tuple[int, int]
@@ -49,11 +49,11 @@ def best_masks(logits: np.ndarray, scores: np.ndarray, padded_size: Size, size: 
         raise ValueError(f"best_masks: scores must be {len(logits)} float32, got {scores.shape} {scores.dtype}")
     if len(logits) > np.iinfo(np.int16).max:
         raise ValueError(f"best_masks: at most {np.iinfo(np.int16).max} masks, got {len(logits)}")
-    if segments.functions is None:
+    if library.functions is None:
         numbers, areas = reference.best_masks(logits, scores, rows, columns)
     else:
         numbers, areas = np.empty(native_size, np.int16), np.zeros((3, len(logits)), np.int64)
-        segments.call("best_masks", *_in_c(logits, rows, columns), scores, numbers, areas)
+        library.call("best_masks", *_in_c(logits, rows, columns), scores, numbers, areas)
     return BestMasks(numbers, *areas)
 
 
@@ -65,10 +65,10 @@ def best_classes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarra
     axes = _axes("best_classes", logits, padded_size, size, size)
     if not 1 <= len(logits) <= 256:
         raise ValueError(f"best_classes: logits must be of 1 to 256 classes, got {len(logits)}")
-    if segments.functions is None:
+    if library.functions is None:
         return reference.best_classes(logits, *axes)
     classes = np.empty(size, np.uint8)
-    segments.call("best_classes", *_in_c(logits, *axes), classes)
+    library.call("best_classes", *_in_c(logits, *axes), classes)
     return classes
 
 
@@ -78,10 +78,10 @@ def mask_boxes(logits: np.ndarray, padded_size: Size, size: Size) -> np.ndarray:
     Boxes of masks without pixels are -1; otherwise as :func:`best_masks`.
     """
     axes = _axes("mask_boxes", logits, padded_size, size, size)
-    if segments.functions is None:
+    if library.functions is None:
         return reference.mask_boxes(logits, *axes)
     boxes = np.empty((len(logits), 4), np.float32)
-    segments.call("mask_boxes", *_in_c(logits, *axes), boxes)
+    library.call("mask_boxes", *_in_c(logits, *axes), boxes)
     return boxes
 
 

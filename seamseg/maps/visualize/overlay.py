@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.maps.idmaps.reference import outlines
 from seamseg.maps.idmaps.segments import BAND_BYTES, nearest_index, overlay
-from seamseg.maps.panoptic_map import PanopticResult
+from seamseg.maps.panoptic_map import VOID, PanopticResult
 from seamseg.utils.errors import InputError, one_line
 
 __all__ = ["draw_boxes", "draw_overlay", "outlines"]
@@ -106,13 +106,14 @@ def draw_overlay(
     if labels and categories is None:
         raise ValueError("draw_overlay: labels=True needs the categories")
     (height, width), id_map = image.shape[:2], result.id_map
-    count = max((s.id for s in result.segments), default=0) + 1
-    colors, instances = np.zeros((count, 3), np.uint8), np.zeros(count, bool)
+    palette, count = padded_palette(palette), max((s.id for s in result.segments), default=0) + 1
+    classes, instances = np.full(count, VOID, np.int64), np.zeros(count, bool)
     for segment in result.segments:
         # crowds are drawn as void, like in the original
         if not (segment.iscrowd and segment.isthing):
-            colors[segment.id] = palette[segment.category] if segment.category < len(palette) else 0
+            classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
+    colors = palette[classes]
     row_of, column_of = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, (height, width)))
     columns, share = None if id_map.shape[1] == width else column_of, None if opacity == 0.5 else round(opacity * 256)
     if id_map.dtype != np.int32:
@@ -122,7 +123,7 @@ def draw_overlay(
         band = overlay(image[y : y + rows], id_map, row_of[y : y + rows], columns, colors, instances, share)
         drawn.paste(Image.fromarray(band), (0, y))
     if labels and categories is not None:
-        _write_labels(drawn, result, padded_palette(palette), categories)
+        _write_labels(drawn, result, palette, categories)
     return drawn
 
 

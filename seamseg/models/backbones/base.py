@@ -213,11 +213,7 @@ class FPN(nn.Module):
         for lateral, x in list(zip(self.lateral, maps))[:0:-1]:
             sums.insert(0, self._sum(lateral, x, *sums[:1]))
         finest, output, inputs = self.lateral[0], self.output[0], (maps[0], *sums[:1])
-        if (
-            torch.is_grad_enabled()
-            and is_plain(output, NormSequential)
-            and is_trained_in_half(maps[0], cast(nn.Module, finest.bn), output[-1])
-        ):
+        if is_plain(output, NormSequential) and is_trained_in_half(maps[0], cast(nn.Module, finest.bn), output[-1]):
             conv, norm = output
             assert isinstance(norm, InPlaceABN)
             # the largest sum, which nothing else reads, is made again; the convolution ends the part and runs once

@@ -77,7 +77,7 @@ def _stem(norm: NormFactory, input_3x3: bool) -> nn.Module:
         layers["conv3"] = nn.Conv2d(64, 64, 3, padding=1, bias=False)
     else:
         layers["conv1"] = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-    layers["pool"] = MaxPool3x3(3, 2, 1)
+    layers["pool"] = MaxPool3x3(2)
     return NormSequential(layers)
 
 
@@ -162,7 +162,7 @@ class WiderResNet(Backbone):
         width = 64
         for i, (count, channels) in enumerate(zip(blocks, _WIDER_CHANNELS), start=2):
             if i < (4 if self.a2 else 7):
-                self._add(f"pool{i}", MaxPool3x3(3, 2, 1), 2)
+                self._add(f"pool{i}", MaxPool3x3(2), 2)
             stride = 2 if self.a2 and i in ((4,) if dilated else (4, 5, 6)) else 1
             apart = {5: 2, 6: 4, 7: 4}.get(i, 1) if dilated else 1
             dropout = {6: 0.3, 7: 0.5}.get(i, 0.0) if self.a2 else 0.0

@@ -131,7 +131,7 @@ class ResNet(Backbone):
         )
         pooling, _ = stages[0]
         if pooling > 1:
-            stem["pool1"] = MaxPool3x3(3, pooling, 1)
+            stem["pool1"] = MaxPool3x3(pooling)
         self._add("mod1", NormSequential(stem), 2 * pooling, width)
         for i, (stride, dilations) in enumerate(stages, start=2):
             channels, blocks = architecture.channels(i), OrderedDict[str, nn.Module]()

@@ -44,8 +44,7 @@ class MiniDeepLab(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x h x w` to `N x hidden_channels x h x w`."""
-        trained = torch.is_grad_enabled() and is_trained_in_half(x, self.bn1, self.bn2)
-        if trained and is_pointwise(self.conv2):
+        if is_trained_in_half(x, self.bn1, self.bn2) and is_pointwise(self.conv2):
             return self._add_branches(x)
         # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged. The
         # average is linear in the kernel, too

@@ -134,10 +134,10 @@ def test_union_and_box_of_runs_down_the_columns(height, width, run, seed):
 REPORT = """
 import json, sys
 from seamseg.maps.formats.id_png import read_id_runs
-from seamseg.maps.idmaps import id_runs, segments
+from seamseg.maps.idmaps import id_runs, library
 runs = read_id_runs(sys.argv[1])
 pairs, counts = id_runs.joint_histogram_of_runs(runs, runs)
-print(json.dumps([segments.state, pairs.tolist(), counts.tolist(), "torch" in sys.modules]))
+print(json.dumps([library.state, pairs.tolist(), counts.tolist(), "torch" in sys.modules]))
 """
 
 

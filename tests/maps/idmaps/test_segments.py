@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.idmap_calls import by_c_and_numpy
 from support.png_streams import random_ids
 
-from seamseg.maps.idmaps import segments
+from seamseg.maps.idmaps import library, segments
 from seamseg.maps.idmaps.segments import nearest_index
 from seamseg.ops.labels import count_labels, extract_boxes, fill_free, paste_masks_into
 
@@ -71,10 +71,10 @@ def test_counting_filling_and_measuring(seed, size, count):
         assert boxes.tolist() == extract_boxes(wanted, count).tolist()
 
 
-@pytest.mark.parametrize("functions", [segments.functions, None])
+@pytest.mark.parametrize("functions", [library.functions, None])
 def test_parts_of_larger_arrays(functions, monkeypatch):
     """Arrays need not be contiguous; results are written into them."""
-    monkeypatch.setattr(segments, "functions", functions)
+    monkeypatch.setattr(library, "functions", functions)
     masks, boxes = detections(4, (30, 40), 3)
     whole = np.zeros((30, 80), np.int32)
     segments.paste_masks(whole[:, ::2], masks, boxes, 0.5)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import seamseg.ops
-from seamseg.maps.idmaps import segments as maps
+from seamseg.maps.idmaps import library as maps
 
 SPARE_BYTES = 4 << 30
 
