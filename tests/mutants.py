@@ -64,7 +64,10 @@ TESTS = {
     "tests/ops/test_contract.py::test_dispatch[paste_masks_into-few]",
     "seamseg/models/heads/roi.py": "tests/models/heads/test_roi.py tests/models/test_training_parity.py",
     "seamseg/ops/reference/abn.py": "tests/ops/test_abn_steps.py tests/ops/test_abn.py",
-    "seamseg/ops/reference/roi_sampling.py": "tests/ops/test_roi_sampling.py tests/gpu_checks/test_operators.py",
+    **{
+        f"seamseg/ops/reference/{name}.py": f"tests/ops/test_{name}.py tests/gpu_checks/test_operators.py"
+        for name in ("boxes", "labels", "pooling", "roi_sampling", "upsample", "winograd")
+    },
     **dict.fromkeys(
         ("seamseg/models/panoptic.py", "seamseg/models/panoptic_inference.py"),
         "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py tests/models/test_panoptic.py "

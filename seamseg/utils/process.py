@@ -8,7 +8,6 @@ its files, but not in its workers.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -162,7 +161,9 @@ def begin_worker_process() -> None:
     SIGINT and SIGHUP are ignored, and SIGTERM unless the parent sends it: clusters signal whole process groups, and so
     does Ctrl-C. The parent decides when to stop, and needs the results until then.
     """
-    process = multiprocessing.parent_process()
+    from multiprocessing import parent_process  # not for --help
+
+    process = parent_process()
     assert process is not None and process.pid is not None
     parent = process.pid
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

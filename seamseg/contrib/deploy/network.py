@@ -8,9 +8,9 @@ case: all outputs have as many rows as there can be detections, and `count` stat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,12 @@ from seamseg.utils.output import quiet_logs
 
 
 class ExportNet(nn.Module):
-    """A network for export with its normalisation, made by :func:`export_net`: `uint8` image in, fixed sizes out."""
+    """A network for export with its normalisation, made by :func:`export_net`: `uint8` image in, fixed sizes out.
 
+    With `batches` it takes normalised images in place of one image and its size.
+    """
+
+    batches: ClassVar[bool] = False
     output_names: tuple[str, ...]
 
     def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], standard_ops: bool = False) -> None:
@@ -232,9 +236,9 @@ class DenseExport(ExportNet):
 
     net: PanopticNet | SemanticNet
 
-    def __init__(self, net: PanopticNet | SemanticNet, *arguments: Any, **options: Any) -> None:
+    def __init__(self, net: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        if isinstance(net, SemanticNet):
+        if net.nms_threshold is None:
             self.output_names = ("semantic_logits",)
             return
         fpn, semantic = net.body.fpn, ("semantic_logits",) * (net.sem_head is not None)
@@ -253,6 +257,7 @@ class DenseExport(ExportNet):
 class ClassifierExport(ExportNet):
     """Classifiers: `forward` maps `image`, normalised float32 `N x 3 x H x W`, to `logits`, float32 `N x classes`."""
 
+    batches = True
     output_names = ("logits",)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
@@ -278,6 +283,18 @@ class QueryExport(ExportNet):
         return found
 
 
+def _export_class(net: Any, part: str) -> Callable[..., ExportNet]:
+    if hasattr(net, "query_classes"):
+        return QueryExport
+    if part == "dense":
+        return DenseExport
+    if not net.of_parts:
+        return WholeExport
+    if not net.dense_parts:  # it has no heads: a classifier
+        return ClassifierExport
+    return SemanticExport if net.nms_threshold is None else DetectionExport
+
+
 def export_net(
     net: nn.Module,
     mean: Sequence[float],
@@ -286,18 +303,7 @@ def export_net(
     standard_ops: bool = False,
 ) -> ExportNet:
     """Return the module that is exported; `part` is "all" or "dense", `standard_ops` without operators of ours."""
-    make: type[ExportNet] = ClassifierExport
-    if hasattr(net, "query_classes"):
-        make = QueryExport
-    elif part == "dense":
-        make = DenseExport
-    elif isinstance(net, WholeNetwork):
-        make = WholeExport
-    elif isinstance(net, SemanticNet):
-        make = SemanticExport
-    elif isinstance(net, PanopticNet):
-        make = DetectionExport
-    made = make(net, mean, std, standard_ops)
+    made = _export_class(net, part)(net, mean, std, standard_ops)
     # also the constants that were made here
     return made.eval().to(next(net.parameters()).device)
 
@@ -306,7 +312,7 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
     """Return inputs of a module from :func:`export_net` by name, of `(height, width)`: an image of noise."""
     device = next(net.parameters()).device
     generator = torch.Generator().manual_seed(0)
-    if isinstance(net, ClassifierExport):
+    if net.batches:
         return {"image": torch.randn((1, 3, *size), generator=generator).to(device)}
     image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, generator=generator)
     return {"image": image.to(device), "size": torch.tensor(size, dtype=torch.int64, device=device)}
@@ -340,7 +346,7 @@ def trace(
 ) -> torch.export.ExportedProgram:
     """Trace with an input of `size`; with `sides` height and width are free multiples of `multiple` between them."""
     inputs = example_inputs(net, size)
-    if sides is not None and isinstance(net, ClassifierExport):
+    if sides is not None and net.batches:
         # an example of one image would fix their number
         inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
     # an error has all that is logged about it
@@ -354,7 +360,7 @@ def dynamic_shapes(net: ExportNet, multiple: int, sides: tuple[int, int] | None)
         return None
     least, most = -(-sides[0] // multiple), sides[1] // multiple
     height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))
-    if isinstance(net, ClassifierExport):
+    if net.batches:
         return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}
     return {"image": {2: height, 3: width}, "size": None}
 
