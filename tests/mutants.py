@@ -45,6 +45,8 @@ TESTS = {
         "tests/maps/evaluation/test_panoptic_quality.py tests/maps/evaluation/test_segments.py "
         "tests/maps/evaluation/test_table.py",
     ),
+    "seamseg/maps/evaluation/segments.py": "tests/maps/evaluation/test_segments.py "
+    "tests/maps/evaluation/test_panoptic_quality.py::test_void_alone_counts_nothing",
     "seamseg/maps/evaluation/confusion.py": (
         "tests/maps/evaluation/test_parity_semantic.py tests/maps/evaluation/test_segments.py"
     ),

@@ -105,12 +105,7 @@ def test_the_sign_of_a_mirrored_channel(predictor, run, heads, photo):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"tta": "flip,0.5,1,1.5"},
-        {"preview": True},
-        {"size": 70},
-        {"overrides": ["dataloader.shortest_size=32"]},
-    ],
+    [{"tta": "flip,0.5,1,1.5"}, {"preview": True}, {"size": 70}, {"overrides": ["dataloader.shortest_size=32"]}],
 )
 def test_lengths_and_distances_at_any_size(run, heads, options):
     # an oracle of the width of its input, and of distances that shrink with it, gives those of the image

@@ -8,10 +8,11 @@ import pytest
 from PIL import Image
 from support.png_streams import rgb_png
 
+from seamseg.maps import images
 from seamseg.maps.images import SEVERAL_FRAMES, as_rgb, image_size, open_image, open_mask, open_reduced, pixels_of
 from seamseg.utils.errors import UnreadableImage
 
-RGB = np.random.RandomState(0).randint(0, 256, (13, 17, 3), dtype=np.uint8)
+RGB = np.random.RandomState(2).randint(0, 256, (13, 17, 3), dtype=np.uint8)
 GREY = RGB[..., 0]
 
 
@@ -64,7 +65,8 @@ def test_depths_and_channels(tmp_path, array, name, expected):
 def test_files_that_fromarray_cannot_make(tmp_path):
     deep = tmp_path / "deep.png"
     deep.write_bytes(png_16_bit_rgb(RGB.astype(np.uint16) * 257))
-    assert np.array_equal(pixels(deep), RGB)
+    for path in (deep, save(tmp_path, Image.fromarray(RGB), exif=b"Exif\0\0damaged")):
+        assert np.array_equal(pixels(path), RGB)
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     for name in ("a.jpg", "a.tif"):
         assert np.abs(pixels(save(tmp_path, red, name)).astype(int) - [255, 0, 0]).max() <= 3
@@ -89,16 +91,17 @@ def test_exif_orientation(tmp_path, orientation, turned, name):
     path = save(tmp_path, Image.fromarray(RGB), name, exif=exif, lossless=True)
     if name != "a.jpg":
         assert np.array_equal(pixels(path), turned)
-    assert pixels(path).shape == turned.shape
+    assert (pixels(path).shape, images.pixel_count(path)) == (turned.shape, 13 * 17)
     assert image_size(path) == image_size(name, path.read_bytes()) == turned.shape[:2]
-    reduced, full = open_reduced(path, turned.shape[:2])
-    assert full == turned.shape[:2] == reduced.size[::-1]
+    reduced, full = open_reduced(path, (turned.shape[0] // 2, turned.shape[1] // 2))
+    assert full == turned.shape[:2]
+    assert reduced.size[::-1] == (tuple((side + 1) // 2 for side in full) if name == "a.jpg" else full)
     lazy = as_rgb(Image.open(path))
     assert pixels_of(lazy).shape[:2] == lazy.size[::-1]
 
 
-def test_the_first_of_several_frames(tmp_path):
-    """A preview beside the image, as of MPO, is not counted."""
+def test_the_first_of_several_frames(tmp_path, monkeypatch):
+    """A preview beside the image, as of MPO, is not counted; counting takes no memory."""
     first, other, exif = Image.fromarray(RGB), Image.new("RGB", (17, 13)), Image.Exif()
     exif[0x0112] = 1
     for name in ("a.gif", "a.png", "a.webp", "a.tif", "a.mpo"):
@@ -107,6 +110,9 @@ def test_the_first_of_several_frames(tmp_path):
         image = open_image(path)
         assert bool(image.info[SEVERAL_FRAMES]) == (name != "a.mpo")
         assert np.abs(np.asarray(image).astype(int) - RGB).mean() < (60 if name in ("a.gif", "a.mpo") else 1)
+        with monkeypatch.context() as patch:
+            patch.setenv("SEAMSEG_IMAGE_MEMORY", "1e-9")
+            assert images.has_frames(path) == (name != "a.mpo")
         first.save(path, exif=exif)
         assert not open_image(path).info[SEVERAL_FRAMES]
 

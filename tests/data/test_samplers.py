@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler
@@ -86,6 +86,7 @@ stops = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 
 
 
 @given(sizes, st.integers(0, 2), stops, st.integers(1, 5), st.integers(1, 4))
+@example([(1, 2)] * 12, 0, [(3, 1, 2)], 1, 1)
 def test_epoch_resumed_by_other_worlds_covers_each_image_once(img_sizes, epoch, stops, last_world, last_batch):
     """A segment has no image of an earlier one; a batch is repeated only to give all ranks the same number."""
     seen = Counter()

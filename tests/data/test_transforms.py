@@ -72,17 +72,6 @@ def test_test_images_match_the_original():
     assert torch.equal(image, torch.from_numpy(OPS["transform/test_nonorm/img"]))
 
 
-@pytest.mark.parametrize("name", ["flower", "china", "astronaut"])
-def test_real_photos_match_the_original(name):
-    stored = np.load(DATA / "inputs.npz")
-    resized = Image.fromarray(stored[f"{name}_resized_u8"])
-    image = network_image(resized, int(stored[f"{name}_shortest"]), MEAN, STD)
-    stats = [image.mean(dtype=torch.float64), image.to(torch.float64).std(correction=0), image.max()]
-    assert np.allclose(stats, stored[f"{name}_tensor_stats"], rtol=1e-5)
-    samples = image.flatten()[torch.from_numpy(stored[f"{name}_tensor_idx"])]
-    assert torch.equal(samples, torch.from_numpy(stored[f"{name}_tensor_val"]))
-
-
 def test_sizes():
     assert InputSize(1024, 4096).scaled((1024, 2048)) == (1024, 2048)
     assert InputSize(1024).scaled((500, 20000)) == (1024, 40960)
@@ -162,7 +151,7 @@ def test_flip_and_scale_match_the_original(height, width, shortest, seed):
 
 @pytest.mark.parametrize("color_jitter", [None, JITTER])
 @pytest.mark.parametrize("crop_size", [None, (30, 40)])
-@pytest.mark.parametrize("count", [6, 257])
+@pytest.mark.parametrize("count", [256, 257])
 def test_device_transforms_match_worker_transforms(options, color_jitter, crop_size, count):
     augmentation = {"random_flip": True, "random_scale": (0.5, 2), "crop_size": crop_size, "color_jitter": color_jitter}
     scenes = [scene((50, 61), s, count if s % 2 else 6) for s in range(6)]

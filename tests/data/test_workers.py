@@ -13,13 +13,7 @@ import torch
 from support.sections import train_transform
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import (
-    BatchLoader,
-    begin_worker,
-    index_sampler,
-    train_loader,
-    translate_worker_errors,
-)
+from seamseg.data.loader import BatchLoader, begin_worker, index_sampler, train_loader, translate_worker_errors
 from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler
 from seamseg.structures import PackedSequence
 from seamseg.utils.distributed import World

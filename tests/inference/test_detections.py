@@ -72,7 +72,12 @@ def test_objects(result):
         # the first car before the bus, for its score or its smaller box
         assert numbers[[20, 20, 2, 50, 59], [35, 25, 2, 65, 0]].tolist() == [1, 1, 3, 2, 0]
         assert found.to_json(masks=True)["segments"] == [entry for _, entry in found.entries()]
+    outside = replace(bare, detections=[replace(bare[0], box=(-1.0, -2.0, 30.0, 45.0))])
+    assert outside.index_map(SIZE).sum() == 30 * 45
     assert all("segmentation" not in entry for entry in bare.to_coco())
+    ids = np.kron([[1, 0, 2], [3, 1, 2]], np.ones((20, 20), np.int32))
+    own = Detections.of(replace(prediction(masks=False), maps={"ids": torch.from_numpy(ids)}), (40, 60), CLASSES)
+    assert np.array_equal([d.mask for d in own], [ids == number for number in (1, 2, 3)])
 
 
 def test_supervision(result):

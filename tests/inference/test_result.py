@@ -94,7 +94,7 @@ def test_equality_and_only(result):
     assert result.only(["road"]).only("car").segments == []
     with pytest.raises(InputError, match="did you mean car"):
         result.only("cat")
-    with pytest.raises(TypeError, match="unhashable"):
+    with pytest.raises(TypeError, match="unhashable type: 'Panoptic'"):
         hash(result)
     pickled = pickle.loads(pickle.dumps(result))
     assert pickled == result
@@ -155,7 +155,7 @@ def test_to_coco(result):
         assert np.array_equal(ids == info["id"], result.id_map == own)
     assert (ids[result.id_map == 4] == 0).all()
     json.dumps(annotation)
-    assert empty().to_coco()[0]["segments_info"] == []
+    assert empty().to_coco()[0] == {"image_id": 0, "file_name": "0.png", "segments_info": []}
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("JPEG", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])

@@ -1,5 +1,7 @@
 """Class maps as results: sizes, probabilities, views, tiles, drawings, files."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,11 @@ def test_properties(result):
         (1, 1, "road", None, [4, 0, 2, 4], 8),
         (2, 2, "human--person", None, [0, 2, 4, 2], 8),
     ]
-    assert {e["image_id"] for e in result.to_coco()} == {0}
+    assert {(e["image_id"], e["score"]) for e in result.to_coco()} == {(0, 1.0)}
+    assert result.index_map((2, 3)).tolist() == [[1, 1, 2], [3, 3, 2]]
+    many = replace(CLASSES, categories=[str(k) for k in range(VOID)])
+    last = SemanticMap(np.array([[254, 254]], np.uint8), metadata=many).entries()
+    assert [(e["class"], e["area"]) for _, e in last] == [("254", 2)]
     entries = result.to_coco("a")
     assert [e["category_id"] for e in entries] == [0, 1, 2]
     assert np.array_equal(mask.decode(entries[1]["segmentation"]).astype(bool), result.mask("road"))
@@ -61,7 +67,8 @@ def test_properties(result):
 
 
 def test_files(result, tmp_path):
-    assert result != SemanticMap.of(prediction(False), (4, 6), CLASSES)
+    assert SemanticMap.of(prediction(False), (4, 6), CLASSES) != result == SemanticMap.of(prediction(), (4, 6), CLASSES)
+    assert SemanticMap.__hash__ is None
     assert Image.open(result.save(tmp_path / "r.png")).size == (6, 4)
     result.save(tmp_path / "r.json")
 

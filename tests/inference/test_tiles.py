@@ -121,6 +121,14 @@ def test_pieces_of_several_objects_are_joined():
     assert sorted(merged(first, second, [])) == sorted((*first, *second))
 
 
+@pytest.mark.parametrize("boxes", [{0: (40, 40, 128, 128), 3: (96, 96, 190, 190)},
+                                   {1: (40, 96, 128, 190), 2: (96, 40, 190, 128)}])  # fmt: skip
+def test_pieces_in_tiles_that_meet_at_a_corner_are_joined(boxes):
+    tiles = tiles_of((224, 224), 128, 32)
+    parts = [(tiles[number], boxes_of((*box, 0.5, 0))) for number, box in boxes.items()]
+    assert merge_detections(parts, boxes_of(), 1.0, 32, 0.5).boxes.tolist() == [[40, 40, 190, 190]]
+
+
 @pytest.mark.parametrize("box", [(2, 4, 8, 14), (0, 0, 9, 20), (3, 3, 4, 30)])
 def test_masks_are_resampled_bilinearly_within_their_box(box):
     own, mask = (2, 4, 8, 14), np.random.default_rng(0).random((5, 7), np.float32)

@@ -7,7 +7,7 @@ import torch
 from support.tiny_transformers import CITYSCAPES
 
 from seamseg.checkpoints.class_table import ClassTable
-from seamseg.contrib.foreign.class_lists import identify, known_lists, read_classes
+from seamseg.contrib.foreign.class_lists import identify, identify_things, known_lists, read_classes
 from seamseg.maps.formats.cityscapes.labels import LABELS, cityscapes_classes
 from seamseg.maps.formats.metadata import write_metadata
 from seamseg.maps.formats.vistas import published_classes
@@ -33,6 +33,8 @@ def test_known_lists():
     coco, ade = known_lists()["coco_panoptic"].metadata, known_lists()["ade20k"].metadata
     assert (coco.categories[0], coco.original_ids[0], coco.palette[0]) == ("banner", 92, (255, 255, 128))
     assert (coco.categories[-1], coco.original_ids[-1]) == ("toothbrush", 90)
+    things, found = identify_things(["toothbrush", "kite string", "Person"])
+    assert (things.num_stuff, things.num_thing, found.tolist()) == (0, 80, [79, -1, things.categories.index("person")])
     assert (ade.categories[0], ade.original_ids[0], ade.palette[0]) == ("wall", 1, (120, 120, 120))
     assert ade.is_thing(ade.categories.index("television"))
     assert not ade.is_thing(ade.categories.index("sky"))
@@ -82,7 +84,7 @@ def test_unused_columns():
 
 
 def test_files(tmp_path):
-    ini, binary, coco = tmp_path / "classes.ini", tmp_path / "metadata.bin", tmp_path / "coco.json"
+    ini, binary, coco = tmp_path / "classes", tmp_path / "metadata.bin", tmp_path / "coco.json"
     ini.write_text("[lawn]\nid = 7\nkind = stuff\n[dog]\nid = 3\nkind = thing\ncolor = 1 2 3\n")
     found = identify(["Dog", "lawn"], "net", file=ini)
     assert (found.metadata.categories, found.metadata.original_ids) == (["lawn", "dog"], [7, 3])
@@ -98,7 +100,7 @@ def test_files(tmp_path):
     coco.write_text(json.dumps(things))
     assert identify(CITYSCAPES, "net", file=coco).metadata.num_thing == 19
     problem = "it has 'cat' and 'lawn' is missing"
-    assert refusal(["dog", "cat"], file=ini) == f"{ini}: is not the list of the classes of net: {problem}"
+    assert refusal(["cat", "cow"], file=ini) == f"{ini}: is not the list of the classes of net: {problem}"
     coco.write_text(json.dumps({"categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "lawn"}]}))
     assert refusal(["dog", "lawn"], file=coco) == f"{coco}: no category states isthing (1 for things, 0 for stuff)"
     assert read_classes(coco).num_thing == 2  # of a detector

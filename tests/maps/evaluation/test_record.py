@@ -100,7 +100,7 @@ def test_paths_inside_the_folder_are_relative(files, tmp_path):
     [
         (SUMMARY, None, "evaluation.json: no such file"),
         (SUMMARY, "{", "not an evaluation summary"),
-        (SUMMARY, '{"format": "other"}', "has the format 'other'"),
+        (SUMMARY, '{"format": "unknown"}', "has the format 'unknown'"),
         (SUMMARY, '{"format": "seamseg evaluation 1"}', "not an evaluation summary"),
         (IMAGES, None, "images.jsonl: no such file"),
         (IMAGES, "{}\n", "line 1: invalid image record"),

@@ -26,13 +26,9 @@ def test_stuff_and_crowds_of_a_class_become_one_segment():
     mask = torch.tensor([[[1, 2, 3, 4], [5, 6, 7, 0]]])
     ids, segments = gt_segments_from_instances(mask, [255, 0, 3, 0, 2, 3, 2, 2], [0, 0, 0, 0, 1, 0, 1, 0], 2)
     assert ids.tolist() == [[1, 2, 1, 3], [4, 3, 5, 0]]
-    assert segments == [
-        SegmentInfo(1, 0, False, 2),
-        SegmentInfo(2, 3, False, 1),
-        SegmentInfo(3, 2, True, 2),
-        SegmentInfo(4, 3, False, 1),
-        SegmentInfo(5, 2, False, 1),
-    ]
+    kinds = [(0, False, 2), (3, False, 1), (2, True, 2), (3, False, 1), (2, False, 1)]
+    assert segments == [SegmentInfo(number, *kind) for number, kind in enumerate(kinds, 1)]
+    assert gt_segments_from_instances(mask * 0, [255], [0], 2)[1] == []
 
 
 def test_segments_from_pairs_are_those_of_the_map():
@@ -74,11 +70,11 @@ def test_a_perfect_result_scores_one_whatever_the_type_of_the_map(dtype):
 
 def test_predicted_crowds_are_void_for_pq_and_of_their_class_for_pixels():
     evaluator = PanopticEvaluator(CLASSES)
-    predicted = result([[5, 6, 6, 6]], [(5, 0, False), (6, 2, True)])
+    predicted = result([[5, 6, 6, 7]], [(5, 0, False), (6, 2, True), (7, 2, False)])
     evaluator.add_result(np.array([[1, 1, 2, 2]]), [255, 0, 2], [0, 0, 0], predicted)
     scores = evaluator.scores()
     car = scores.per_class[2]
-    assert (car.TP, car.FP, car.FN) == (0, 0, 1)
+    assert (car.TP, car.FP, car.FN) == (0, 1, 1)
     assert car.IoU == pytest.approx(2 / 3)
     assert scores.per_class[0].FN == 1
-    assert scores.mIoU_segments == 0.25
+    assert scores.mIoU_segments == 0.5

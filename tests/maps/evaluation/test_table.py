@@ -24,9 +24,9 @@ from seamseg.maps.panoptic_map import PanopticResult, Segment
 def scores():
     classes = [ClassInfo("road", 7, False), ClassInfo("car", 26, True), ClassInfo("car", 27, True)]
     evaluator = PanopticEvaluator(classes)
-    gt, pred = np.array([[1, 1, 1, 2]]), np.array([[1, 1, 0, 2]])
+    gt, pred = np.array([[1, 1, 1, 2, 3]]), np.array([[1, 1, 0, 2, 0]])
     segments = [SegmentInfo(1, 0), SegmentInfo(2, 1)]
-    evaluator.add(gt, segments, pred, segments)
+    evaluator.add(gt, [*segments, SegmentInfo(3, 1)], pred, segments)
     return evaluator.scores()
 
 
@@ -73,8 +73,8 @@ def test_two_pixel_ious_are_named():
 
 def test_table_is_in_percent_and_lists_what_occurs():
     lines = scores().table().splitlines()
-    assert lines[1].split() == ["all", "83.33", "83.33", "100.00", "83.33", "83.33", "2/3"]
-    assert lines[2].split() == ["things", "100.00", "100.00", "100.00", "1/2"]
+    assert lines[1].split() == ["all", "66.67", "83.33", "83.33", "66.67", "58.33", "2/3"]
+    assert lines[2].split() == ["things", "66.67", "100.00", "66.67", "1/2"]
     assert lines[3].split() == ["stuff", "66.67", "66.67", "100.00", "1/1"]
     assert replace(scores(), selected=Selection("mine", 0.5)).selection == ("mine", 0.5, True, True)
     assert scores().selection.name == "PQ"
@@ -87,6 +87,7 @@ def test_table_is_in_percent_and_lists_what_occurs():
     assert scores().advice() == ""
     nothing = PanopticEvaluator([ClassInfo("road", 7, False)]).scores()
     assert nothing.table().splitlines()[1].split() == ["all", "-", "-", "-", "-", "-", "0/1"]
+    assert nothing.to_json()["PQ_stuff"] is None
     assert nothing.advice().startswith("no detection is above")
 
 
@@ -125,7 +126,7 @@ def test_pixels_and_classes_that_a_model_lacks():
 
 def test_json_holds_fractions_and_null():
     content = json.loads(json.dumps(scores().to_json(), allow_nan=False))
-    assert content["PQ"] == (2 / 3 + 1) / 2
+    assert content["PQ"] == 2 / 3
     assert content["n_images"] == 1
     assert set(content["per_class"]) == {"road", "car (26)", "car (27)"}
     assert content["per_class"]["car (27)"]["PQ"] is None

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.png_streams import STRATEGIES, random_ids, stream_of
 
@@ -85,9 +85,10 @@ def test_wrong_streams():
     ids = np.arange(12, dtype=np.uint32).reshape(3, 4)
     stream = stream_of(ids, [0, 1, 2])
     assert np.array_equal(decode_id_runs(stream + b"more", 3, 4).dense(), ids)
-    for height, width in ((2, 4), (4, 4), (3, 5), (0, 4), (3, -1), (2**20, 2**20)):
-        with pytest.raises(ValueError, match=r"decode_id_runs: |height|width"):
-            decode_id_runs(stream, height, width)
+    for size in ((2, 4), (4, 4), (3, 5), (0, 4), (3, -1), (3, 2**30)):
+        words = {(2, 4): "too long", (0, 4): "1 to 2", (3, -1): "1 to 2"}.get(size, "too short")
+        with pytest.raises(ValueError, match=f"decode_id_runs: .*{words}"):
+            decode_id_runs(stream, *size)
     with pytest.raises(ValueError, match="unknown filter"):
         decode_id_runs(zlib.compress(b"\5" + bytes(12)), 1, 4)
     with pytest.raises(ValueError, match="incorrect header check"):
@@ -115,6 +116,7 @@ def test_histogram_of_wrong_runs():
 
 
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 5), st.integers(0, 1000))
+@example(3, 4, 1, 3)  # runs that continue at the top of the next column
 def test_union_and_box_of_runs_down_the_columns(height, width, run, seed):
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 4, (2, height // run + 1, width // run + 1))

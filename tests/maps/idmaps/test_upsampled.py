@@ -125,13 +125,16 @@ LOGITS, SCORES, SIZE = np.zeros((2, 3, 4), np.float32), np.ones(2, np.float32), 
         (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, (0, 16), SIZE), "inside the padded one"),
         (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, SIZE, (0, 16)), "sizes must be 1 to"),
         (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, SIZE, (-1, 16)), "sizes must be 1 to"),
-        (lambda: upsampled.best_masks(LOGITS, SCORES, ((1 << 24) + 1, 16), SIZE, SIZE), "sizes must be 1 to"),
+        (lambda: upsampled.best_masks(LOGITS, SCORES, ((1 << 24) + 1, 16), SIZE, SIZE), "be 1 to 16777216 "),
         (lambda: upsampled.best_masks(LOGITS, SCORES, SIZE, SIZE, ((1 << 24) + 1, 16)), "sizes must be 1 to"),
         (lambda: upsampled.best_masks(np.zeros((40_000, 1, 1), np.float32), np.ones(40_000, np.float32), SIZE, SIZE,
                                       SIZE), "at most 32767 masks"),
         (lambda: upsampled.best_classes(np.zeros((257, 1, 1), np.float32), SIZE, SIZE), "1 to 256 classes"),
+        (lambda: upsampled.best_classes(LOGITS[:0], SIZE, SIZE), "1 to 256 classes"),
     ],
 )  # fmt: skip
-def test_refused(call, words):
+def test_refused(call, words, monkeypatch):
     with pytest.raises(ValueError, match=words):
         call()
+    monkeypatch.setattr(upsampled, "MAX_SIDE", max(SIZE))
+    assert upsampled.best_masks(LOGITS, SCORES, SIZE, SIZE, SIZE).numbers.all(), "sides of the limit"

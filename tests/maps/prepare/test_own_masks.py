@@ -102,7 +102,7 @@ def test_a_file_for_each_object(raw, name):
 def test_folders_of_classes_colours_similar_names_and_background(raw):
     (raw / "classes.ini").write_text(CLASSES + "[background]\nid = 8\nkind = stuff\n")
     photo(raw / "photos" / "a_car.jpg")
-    picture(raw / "labels" / "a" / "car" / "7.png", np.repeat(box(0, 1, 0, 2)[..., None], 3, 2))
+    picture(raw / "labels" / "a" / "car" / "7.tif", np.repeat(box(0, 1, 0, 2)[..., None], 3, 2))
     picture(raw / "labels" / "a_car_car_7.png", box(0, 1, 0, 3, 1))
     picture(raw / "labels" / "a_car_8.png", box(0, 1, 4, 8, 1))
     picture(raw / "labels" / "b_car_8.png", box(0, 1, 4, 8, 1))

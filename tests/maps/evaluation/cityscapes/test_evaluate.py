@@ -235,7 +235,7 @@ def test_tables_and_json(tree, tmp_path, capsys):
     (line,) = [line for line in shown.out.splitlines() if "7 categories" in line]
     assert line.split()[2:] == [f"{100 * scores.pixel.means[f'category_{key}']:.2f}" for key in ("IoU", "iIoU")]
     assert f"{100 * scores.pixel.means['IoU']:.2f}" in shown.out
-    assert f"{100 * scores.instance.means['AP']:.2f}" in shown.out
+    assert f"{'all':<14}{100 * scores.instance.means['AP']:>10.2f}" in shown.out
     assert f"{100 * scores.panoptic.PQ:.2f}" in shown.out
 
 
@@ -294,6 +294,7 @@ FAILURES = {
     "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
     "label": (_pixels(np.full((96, 128), 34, np.uint8)), "34 is not a Cityscapes label id; predictions have"),
+    "last label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is not a Cityscapes label id; predictions have"),
     "size of labels": (
         lambda tree: save(next(tree.gt.glob("*/*0_gtFine_labelIds.png")), np.zeros((200, 4), np.uint8)),
         "_gtFine_labelIds.png: differs in size from aachen_000000_000000_gtFine_instanceIds.png",
