@@ -204,11 +204,8 @@ def test_supervision(result, monkeypatch):
     supervision = pytest.importorskip("supervision")
     found = result.to_supervision()
     assert isinstance(found, supervision.Detections)
-    assert (found.xyxy.tolist(), found.confidence.tolist(), found.class_id.tolist()) == (
-        [[20, 10, 40, 40]],
-        [0.875],
-        [3],
-    )
+    values = found.xyxy.tolist(), found.confidence.tolist(), found.class_id.tolist()
+    assert values == ([[20, 10, 40, 40]], [0.875], [3])
     assert np.array_equal(found.mask[0], result.mask(2))
     both = result.to_supervision(stuff=True)
     assert (both.data["class_name"].tolist(), both.confidence.tolist()) == (["road", "car"], [1, 0.875])

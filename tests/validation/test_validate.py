@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from support.predictors import StandIn
 from support.processes import launch
 from support.small_models import SEMANTIC
 
-from seamseg.checkpoints.bundle import open_model
 from seamseg.config import config_from_string, load_config
 from seamseg.data.input_size import InputSize
 from seamseg.inference.predictor import build_predictor
@@ -27,7 +27,7 @@ from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.validation.evaluate import evaluate_model
 from seamseg.validation.options import EvaluationOptions
-from seamseg.validation.validator import Validator
+from seamseg.validation.validator import CustomMetrics, Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -92,6 +92,19 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
     separate = replace(config, general=replace(config.general, eval_mode="separate"))
     assert replace(validator, config=separate)(net).selection.value == scores.mIoU
     assert replace(scores, PQ=math.nan).selection.value == 0.0
+
+
+def test_progress_and_a_metric_that_does_not_select(flat, micro_config, capsys):
+    config, metric = load_config(micro_config), SimpleNamespace(gathered=False, state=lambda: np.ones(1, bool))
+    for world, quiet in ((World(), {}), (World(), {"quiet": True}), (World(rank=1), {})):
+        validator = Validator.open(flat, "val", config, world, **quiet)
+        assert len(list(validator._items("images"))) > 0
+        assert ("images: " in capsys.readouterr().err) == (not quiet and world.rank == 0), "of the first process"
+    metric.scores = lambda state: {"integers": state.dtype.kind == "i"}
+    metrics = CustomMetrics(config, validator.metadata, World())
+    metrics._metrics["mine"] = metric
+    scores = metrics.added_to(validator(Mapped("panoptic", sky_or_road)))
+    assert (scores.metrics, scores.selected) == ({"integers": 1.0}, None)
 
 
 def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
@@ -244,5 +257,3 @@ def test_what_a_semantic_network_refuses(semantic_model, micro, tmp_path):
         evaluate_model(EvaluationOptions(semantic_model, micro, "cpu", quiet=True, out=tmp_path / "out"))
     with pytest.raises(InputError, match="legacy"):
         evaluate_model(EvaluationOptions(semantic_model, micro, "cpu", quiet=True, legacy=True))
-    with pytest.raises(InputError, match="is a model for semantic, not for panoptic"):
-        open_model(semantic_model, overrides=["general.kind=panoptic", "optimizer.loss_weights=(1,1,1,1,1,1)"])

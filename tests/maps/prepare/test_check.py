@@ -128,10 +128,8 @@ def test_lists(data):
 
 def test_classes(data):
     m = read_metadata(data / "metadata.bin")
-    write_metadata(
-        data / "metadata.bin",
-        Metadata(2, 3, ["road", "sky", "car", "bus", "sky"], [(0, 0, 0)] * 5, [0, 1, 2, 3, 4], m.images),
-    )
+    twice = Metadata(2, 3, ["road", "sky", "car", "bus", "sky"], [(0, 0, 0)] * 5, [0, 1, 2, 3, 4], m.images)
+    write_metadata(data / "metadata.bin", twice)
     assert "metadata.bin: two classes have the name 'sky'" in found(data)
     assert "metadata.bin: 2 classes never occur: 'bus', 'sky'" in found(data, False)
     write_metadata(data / "metadata.bin", m)
