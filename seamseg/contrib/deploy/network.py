@@ -158,8 +158,7 @@ class DetectionExport(ExportNet):
         if not self.standard_ops:
             return best_scores(scores, count)
         # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing
-        total = scores.shape[0]
-        return torch.topk(scores, count if 0 < count < total else total).indices
+        return torch.topk(scores, torch.sym_min(count, scores.shape[0])).indices
 
     def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
         """Suppress boxes `G x N x 4` within each group; return numbers in `G * N`, then -1, and how many there are."""
@@ -342,7 +341,7 @@ def failures_in_one_line(problem: str, net: ExportNet | None = None, free: bool 
 
 
 def trace(
-    net: ExportNet, size: tuple[int, int], multiple: int = 1, sides: tuple[int, int] | None = None
+    net: ExportNet, size: tuple[int, int], multiple: int, sides: tuple[int, int] | None
 ) -> torch.export.ExportedProgram:
     """Trace with an input of `size`; with `sides` height and width are free multiples of `multiple` between them."""
     inputs = example_inputs(net, size)

@@ -6,10 +6,11 @@ from support.exported import DETECTORS, MEAN, STD, assert_same, classifier, dete
 from support.onnx_scenes import OUTPUTS
 from support.small_models import semantic_net
 
-from seamseg.contrib.deploy.network import export_net, trace
+from seamseg.contrib.deploy.network import dynamic_shapes, export_net, failures_in_one_line, trace
 from seamseg.inference.results import RESULTS
 from seamseg.models.folding import for_inference
 from seamseg.ops import fused
+from seamseg.utils.errors import SeamsegError
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def test_outputs_are_those_of_the_eager_network(kind, standard_ops):
         (("roi.max_predictions=16", "roi.nms_threshold=0.6"), 16, (16, 16)),
         (("rpn.min_size=30", "rpn.num_pre_nms_val=50"), 20, (1, 19)),
         (("roi.score_threshold=1.0",), 20, (0, 0)),
-        (("rpn.num_post_nms_val=3", "rpn.num_pre_nms_val=2"), 9, (1, 9)),
+        (("rpn.num_post_nms_val=16", "rpn.num_pre_nms_val=12", "rpn.nms_threshold=0.01"), 20, (1, 20)),
     ],
 )
 def test_number_of_detections(overrides, rows, counts):
@@ -59,6 +60,13 @@ def test_a_classifier():
         (found,) = net(images)
     assert found.shape == (2, 7)
     assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    height = dynamic_shapes(net, 32, (60, 4096))["image"][2]
+    assert (height.min, height.max) == (64, 4096)
+
+
+def test_a_failure_is_the_line_of_its_first_cause():
+    with pytest.raises(SeamsegError, match=r"^no export \(ValueError: x\)$"), failures_in_one_line("no export"):
+        raise RuntimeError("outer") from ValueError("x")
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "detection", "semantic"])
