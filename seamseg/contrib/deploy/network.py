@@ -158,7 +158,9 @@ class DetectionExport(ExportNet):
         if not self.standard_ops:
             return best_scores(scores, count)
         # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing
-        return torch.topk(scores, torch.sym_min(count, scores.shape[0])).indices
+        # a comparison decides for a free size, where a minimum would stay symbolic
+        total = scores.shape[0]
+        return torch.topk(scores, count if count < total else total).indices
 
     def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
         """Suppress boxes `G x N x 4` within each group; return numbers in `G * N`, then -1, and how many there are."""
