@@ -1,14 +1,17 @@
 """PackedSequence: what the parts of the network and the DataLoader rely on."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.golden_files import golden
+from support.networks import toy_batch
 from torch.utils import _pytree as pytree
 
-from seamseg.structures import PackedSequence
+from seamseg.structures import FixedBatch, PackedSequence, Things
 
 sizes = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9))), min_size=1, max_size=5)
 
@@ -79,3 +82,19 @@ def test_is_a_pytree_for_ddp_and_compile():
     assert isinstance(doubled, PackedSequence)
     assert torch.equal(doubled[0], torch.full((2,), 2.0))
     assert doubled[1] is None
+
+
+def test_things_of_a_batch_with_a_row_for_each_id_are_those_of_the_batch():
+    batch = toy_batch((32, 48), (48, 48), crowd=(0,))
+    batch.categories[0][2] = 255  # with a box
+    fixed = FixedBatch.of(batch, 4)
+    assert [len(rows) for rows in (*fixed.categories, *fixed.iscrowd, *fixed.boxes)] == [8] * 6
+    assert (fixed.boxes[0][5:] == -1).all()
+    for one, other, classes in zip(Things.of(fixed, 1), Things.of(batch, 1), ([1], [0, 1, 3])):
+        assert torch.equal(one.ids[one.real], other.ids)
+        assert one.classes[one.real].tolist() == other.classes.tolist() == classes
+        assert torch.equal(one.boxes[one.real], other.boxes)
+        assert one.boxes[~one.real].unique(dim=0).tolist() == [[-2, -2, -1, -1]]
+        assert torch.equal(one.crowd, torch.zeros(48, 48).bool() if other.crowd is None else other.crowd)
+    with pytest.raises(ValueError, match="shorter"):
+        replace(batch, iscrowd=batch.iscrowd[:1]).with_target_info()

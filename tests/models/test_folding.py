@@ -148,8 +148,10 @@ def test_layers_that_occur_twice():
     net = nn.Sequential(conv, nn.Conv2d(8, 8, 1), conv, norm, conv, ABN(8), nn.Conv2d(8, 8, 1), norm).eval()
     randomise(net)
     x = torch.randn(1, 8, 5, 5)
+    folded = fold_abn(net)
+    assert [type(folded[i]) for i in (2, 4, 6)] == [FusedConv2d] * 3
     with torch.inference_mode():
-        same([fold_abn(net)(x)], [net(x)])
+        same([folded(x)], [net(x)])
 
 
 def test_norms_in_training_mode_are_not_folded():

@@ -20,13 +20,15 @@ from seamseg.ops.abn import (
     apply_plain_norm,
     inplace_abn,
     inplace_abn_projection,
+    strided_pixels,
     upsample_abn_rows,
 )
 from seamseg.ops.abn_steps import Norm
 from seamseg.ops.norm import InPlaceABN, NormSequential
 from seamseg.ops.upsample import upsample_cross_entropy, upsample_ohem_loss
 
-ACTIVATIONS = [("leaky_relu", 0.01), ("elu", 0.7), ("identity", 1.0)]
+# words as read from a file, other objects than those of the code
+ACTIVATIONS = [("leaky_relu", 0.01), (str(b"elu", "ascii"), 0.7), (str(b"identity", "ascii"), 0.5)]
 
 
 def abn(x, weight, bias, running_mean, running_var, training=True, *options, activation="leaky_relu"):
@@ -321,6 +323,12 @@ def test_what_sums_keep(training):
     ):
         y, kept = keeping(run)
         assert {where for where, tensor in kept.items() if tensor.numel() >= 500} == {place(y), place(other)}
+
+
+def test_few_channels_are_subsampled_before_a_strided_convolution():
+    few, many = torch.zeros(1, 15, 5, 6), torch.zeros(1, 16, 5, 6)
+    assert [strided_pixels(x, (2, 2))[0].shape[2] for x in (few, many)] == [3, 5]
+    assert strided_pixels(few, (1, 1))[0] is few
 
 
 def test_a_wrong_residual():

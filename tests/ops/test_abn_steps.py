@@ -124,7 +124,7 @@ def test_forward_channels_have_the_bits_of_plain_torch(seed, size):
 
 
 @given(st.integers(0, 2**20), st.sampled_from([1.0, 1e-2, 1e-5, 0.0]), st.booleans())
-@example(151, 1e-2, True)  # some scales are corrected, but resolved
+@example(1443, 1e-2, True)  # some scales are corrected, but resolved
 def test_backward_channels_have_the_bits_of_plain_torch(seed, size, deferred):
     values = plausible("abn_backward_channels", seed)
     values[7] = None if values[7] is None else values[7] * size
@@ -360,5 +360,5 @@ def test_kernels_that_cannot_be_exchanged(layer):
 def test_a_layer_computes_the_same_together_with_its_norm(layer, shape):
     x = torch.randn(shape)
     y, deferred = InPlaceABN(6).convolve(layer, x)
-    assert deferred is not None
+    assert deferred.untyped_storage().nbytes() == 24, "that of the weight"
     assert torch.equal(y, layer(x))

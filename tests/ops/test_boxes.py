@@ -62,6 +62,7 @@ def test_crowd_overlap_golden():
     assert_close(result, golden("mask_overlap/out"), rtol=0, atol=0, equal_nan=True)
     same = crowd_overlap(golden("mask_overlap/bbx"), golden("mask_overlap/mask").bool())
     assert_close(same, result, rtol=0, atol=0, equal_nan=True)
+    assert plain.crowd_count(torch.tensor([[-torch.inf, 1, torch.inf, 3]]), torch.ones(4, 5)).tolist() == [8]
 
 
 @given(st.integers(1, 10), st.integers(0, 1000))
@@ -72,9 +73,9 @@ def test_decoding_inverts_encoding(n, seed):
 
 
 def test_clip_and_area():
-    boxes = torch.tensor([[-3.0, 2.0, 5.0, 99.0], [1.0, 1.0, 2.0, 2.0]])
-    assert clip_boxes(boxes, (4, 10)).tolist() == [[0, 2, 4, 10], [1, 1, 2, 2]]
-    assert box_area(clip_boxes(boxes, (4, 10))).tolist() == [32, 1]
+    boxes = torch.tensor([[-3.0, 2.0, 5.0, 99.0], [1.0, -1.0, 2.0, 2.0]])
+    assert clip_boxes(boxes, (4, 10)).tolist() == [[0, 2, 4, 10], [1, 0, 2, 2]]
+    assert box_area(clip_boxes(boxes, (4, 10))).tolist() == [32, 2]
     assert clip_boxes(torch.rand(2, 3, 4), (4, 10)).shape == (2, 3, 4)
 
 
@@ -117,7 +118,7 @@ def test_empty_and_single():
 
 
 def test_wrong_arguments_of_nms():
-    boxes, scores, groups = torch.rand(3, 4), torch.rand(3), torch.zeros(2, dtype=torch.long)
+    boxes, scores, groups = torch.rand(3, 4), torch.rand(3), torch.zeros(4, dtype=torch.long)
     for wrong, words in (
         ((boxes[:, :3], scores, None), "boxes must be N x 4"),
         ((boxes, scores[:2], None), "scores must be N"),
@@ -190,8 +191,8 @@ def test_nms_of_many_boxes_for_any_number_of_threads(n_groups):
     boxes = torch.rand(4000, 4, generator=generator) * 300
     boxes[:, 2:] = boxes[:, :2] + 5 + boxes[:, 2:] / 5
     scores, groups = torch.rand(4000, generator=generator), torch.randint(0, n_groups, (4000,), generator=generator)
-    wanted = plain.nms(boxes, scores, 0.5, 200, groups)
-    assert torch.equal(same_with_threads(lambda: nms(boxes, scores, 0.5, 200, groups)), wanted)
+    wanted = plain.nms(boxes, scores, 0.5, 1000, groups)
+    assert torch.equal(same_with_threads(lambda: nms(boxes, scores, 0.5, 1000, groups)), wanted)
 
 
 def test_nms_of_nan_and_of_integers():

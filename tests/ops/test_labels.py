@@ -16,6 +16,7 @@ def test_by_hand():
     labels, ids = torch.tensor([[0, 0, 1, 2], [2, 2, 9, -1]]), torch.tensor([[0, 5, 0, 0], [0, 5, 0, 0]])
     assert count_labels(labels, 4).tolist() == [2, 1, 3, 0]
     assert count_labels(labels, 4, ids).tolist() == [1, 1, 2, 0]
+    assert plain.count_labels(labels, 0, ids).tolist() == []
     fill_free(ids, labels, torch.tensor([7, 0, 8]))
     assert ids.tolist() == [[7, 5, 0, 8], [8, 5, 0, 0]]
 
@@ -36,27 +37,25 @@ def test_large_maps_and_threads():
 
 
 def test_wrong_arguments():
-    labels, ids = torch.zeros(3, 4, dtype=torch.long), torch.zeros(3, 4, dtype=torch.int32)
+    ids, classes = torch.zeros(3, 4, dtype=torch.int32), torch.arange(3)
+    maps = ids.long()
+    for function, arguments, words in (
+        (count_labels, (torch.rand(3), 2, None), "expected an integer or bool tensor"),
+        (count_labels, (maps, -1, None), "n must be 0 to 2.24"),
+        (count_labels, (maps[:2], 2, ids), "id_map must have the shape of labels"),
+        (fill_free, (ids, maps[:1], classes), "id_map must have the shape of labels"),
+        (extract_boxes, (torch.rand(3, 3), 2), "expected an integer or bool tensor"),
+    ):
+        for form in (function, getattr(plain, function.__name__)):
+            with pytest.raises(RuntimeError, match=f"{function.__name__}: {words}"):
+                form(*arguments)
     for call, words in (
-        (lambda: count_labels(torch.rand(3), 2), "count_labels: expected an integer or bool tensor"),
-        (lambda: count_labels(labels, -1), "count_labels: n must be 0 to 2.24"),
-        (lambda: count_labels(labels, 2, ids[:2]), "count_labels: id_map must have the shape of labels"),
-        (lambda: fill_free(ids.bool(), labels, torch.arange(3)), "fill_free: id_map must be an integer tensor"),
-        (lambda: fill_free(ids, labels, torch.arange(3).int()), "fill_free: ids must be n int64"),
-        (lambda: extract_boxes(torch.rand(3, 3), 2), "extract_boxes: expected an integer or bool tensor"),
-        (lambda: extract_boxes(labels, -1), "extract_boxes: n must not be negative"),
+        (lambda: fill_free(ids.bool(), maps, classes), "fill_free: id_map must be an integer tensor"),
+        (lambda: fill_free(ids, maps, classes.int()), "fill_free: ids must be n int64"),
+        (lambda: extract_boxes(maps, -1), "extract_boxes: n must not be negative"),
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
-    for plain_call, words in (
-        (lambda: plain.count_labels(torch.rand(3), 2, None), "count_labels: expected an integer or bool tensor"),
-        (lambda: plain.count_labels(labels, -1, None), "count_labels: n must be 0 to 2.24"),
-        (lambda: plain.count_labels(labels, 2, ids[:1]), "count_labels: id_map must have the shape of labels"),
-        (lambda: plain.fill_free(ids, labels[:1], torch.arange(3)), "fill_free: id_map must have the shape of labels"),
-        (lambda: plain.extract_boxes(torch.rand(3, 3), 2), "extract_boxes: expected an integer or bool tensor"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
-            plain_call()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +138,7 @@ def test_wrong_arguments_of_pasting():
     for paste in (paste_masks_into, plain.paste_masks_into):
         with pytest.raises(RuntimeError, match="cannot hold the ids of all instances"):
             paste(ids.byte(), FULL.expand(2, 4, 4), box.expand(2, 4), 0.5, 255, False)
+        assert len(paste(ids.byte(), FULL.expand(2, 4, 4), box.expand(2, 4), 0.5, 254, False)) == 2
     for wrong in (FULL.expand(2, 4, 4), FULL, FULL[None].long()):
         with pytest.raises(RuntimeError, match="paste_masks_into: "):
             paste_masks_into(ids, wrong, box, 0.5, 1, False)

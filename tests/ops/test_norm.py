@@ -16,6 +16,8 @@ from seamseg.ops.norm import (
     ActivatedIdentity,
     InPlaceABN,
     InPlaceABNSync,
+    is_pointwise,
+    is_trained_in_half,
     synchronised_over,
 )
 
@@ -89,6 +91,8 @@ def test_state_dict(layer_class):
     assert torch.equal(layer.running_var, torch.full((4,), 3.0))
     assert int(layer.num_batches_tracked) == 0
     assert "num_batches_tracked" not in old
+    layer.reset_parameters()
+    assert [p.tolist() for p in layer.parameters()] == [[1] * 4, [0] * 4]
     with pytest.raises(RuntimeError, match="running_var"):
         layer.load_state_dict({k: v for k, v in old.items() if k != "running_var"})
 
@@ -144,7 +148,14 @@ def test_which_scales_get_their_gradient_through_the_kernel():
     assert not deferred(norm, nn.Identity())
 
 
-@pytest.mark.parametrize(("ranks", "shared"), [(1, None), (2, "all")])
+def test_which_layers_are_computed_in_parts():
+    sizes, norms = ((1,), (3,), (1, 2), (1, 1, 1)), (InPlaceABN(3), InPlaceABN(3, affine=False), ABN(3))
+    assert [is_pointwise(nn.Conv2d(3, 3, *of)) for of in sizes] == [True, False, False, False]
+    assert is_pointwise(nn.Conv2d(3, 3, 1, 2), strided=True)
+    assert [is_trained_in_half(torch.zeros(2, 3).half(), norm) for norm in norms] == [True, False, False]
+
+
+@pytest.mark.parametrize(("ranks", "shared"), [(1, None), (2, "all"), (-1, None)])
 def test_a_group_of_one_rank_shares_nothing(monkeypatch, ranks, shared):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: ranks)

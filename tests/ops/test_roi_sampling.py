@@ -163,7 +163,8 @@ def test_places_that_are_not_there(form, place, value):
         if form == "kernel"
         else (reference.roi_sampling, reference.roi_sampling_backward)
     )
-    with pytest.raises(RuntimeError, match=place):
+    words = place if form == "kernel" else f"{place} must be 0 to 1, got"
+    with pytest.raises(RuntimeError, match=words):
         forward(levels, boxes, index, level, padded, 3, 3, False, False)
     dy = torch.randn(5, 3, 3, 3)
     with pytest.raises(RuntimeError, match=place):
@@ -200,7 +201,5 @@ def test_wrong_arguments(changes, words, plain):
 
 
 def test_wrong_modes():
-    with pytest.raises(RuntimeError, match="level must be 0 to 1, got"):
-        reference.roi_sampling([X, X], BOXES, ZEROS, ZEROS + 2, (8, 8), 2, 2, False, False)
     with pytest.raises(ValueError, match="'cubic'"):
         roi_sampling(X, BOXES, ZEROS, (2, 2), "cubic")

@@ -173,6 +173,7 @@ def test_loss_gradcheck():
         (lambda x, t: upsample_argmax(x, (8, 8), (0, 8)), r"valid size \(0, 8\) must be positive and inside"),
         (lambda x, t: upsample_argmax(x, (8, 8), (8, -1)), r"valid size \(8, -1\) must be positive and inside"),
         (lambda x, t: upsample_fusion([x, x.long()], (8, 8)), "logits must be a floating C x h x w"),
+        (lambda x, t: upsample_fusion([x, x[:1]], (8, 8)), "views with the same classes on one device"),
         (lambda x, t: upsample_ohem_loss(x, (8, 8), (7, 8), t), "target must be int64 of shape 7x8, got int64 tensor"),
         (lambda x, t: upsample_ohem_loss(x, (8, 8), (8, 8), t.int()), "target must be int64"),
         (lambda x, t: upsample_ohem_loss(x, (8, 8), (8, 8), t, 0.0), "ohem must be in"),

@@ -39,10 +39,3 @@ def has(file: str, name: str) -> bool:
 def numpy_permutation(n: int) -> Tensor:
     """The order that the original's sampling draws, from numpy's global generator."""
     return torch.from_numpy(np.random.permutation(n))
-
-
-def crowd_mask_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    mask = torch.zeros(size, dtype=torch.bool)
-    for y0, x0, y1, x1 in boxes.int().tolist():
-        mask[y0:y1, x0:x1] = True
-    return mask

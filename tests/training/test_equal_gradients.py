@@ -102,11 +102,6 @@ def test_batches_of_a_step_give_the_gradients_of_one():
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_give_the_gradients_of_one():
-    in_processes(2, (compare, 60, WAYS), (compare_accumulated, 7, WAYS), (changing_parameters,), seconds=900)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_three_processes_give_the_gradients_of_one():
-    in_processes(3, (compare, 60, WAYS), seconds=900)
+@pytest.mark.parametrize(("count", "more"), [(2, [(compare_accumulated, 7, WAYS), (changing_parameters,)]), (3, [])])
+def test_processes_give_the_gradients_of_one(count, more):
+    in_processes(count, (compare, 60, WAYS), *more, seconds=900)

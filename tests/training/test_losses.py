@@ -137,26 +137,17 @@ def test_means_are_weighted_by_counts():
     assert nothing.means["a"].item() == 0 == nothing.counts["a"].item()
 
 
-def test_by_process_each_batch_weighs_the_same():
-    average = LossAverage(2)
+@pytest.mark.parametrize(("by_step", "weights"), [(False, (0.5, 0.5)), (True, (0.01, 0.99))])
+def test_by_process_each_batch_weighs_the_same_and_by_step_each_sample(by_step, weights):
     parts = [losses_of(1.0, 1), losses_of(3.0, 99)]
+    average = LossAverage(2, World(), parts) if by_step else LossAverage(2)
     for part in parts:
         average.add(part)
     shares = [average.to_minimise(part)["a"] for part in parts]
-    assert [share.item() for share in shares] == [0.5, 1.5]
-    assert average.means()["a"].item() == 2.0
-
-
-def test_by_step_each_sample_weighs_the_same():
-    parts = [losses_of(1.0, 1), losses_of(3.0, 99)]
-    average = LossAverage(2, World(), parts)
-    for part in parts:
-        average.add(part)
-    shares = [average.to_minimise(part)["a"] for part in parts]
-    assert_close(torch.stack(shares), torch.tensor([0.01, 2.97]))
-    assert_close(average.means()["a"], torch.tensor(2.98))
+    assert_close(torch.stack(shares), torch.tensor([weights[0], 3 * weights[1]]))
+    assert_close(average.means()["a"], torch.tensor(weights[0] + 3 * weights[1]))
     sum(shares).backward()
-    assert_close(parts[1].means["a"].grad, torch.tensor(0.99))
+    assert_close([part.means["a"].grad for part in parts], [torch.tensor(weight) for weight in weights])
 
 
 def test_preview_has_no_side_effects_and_the_counts_of_training():

@@ -242,7 +242,7 @@ burn_in_steps = 200
             """scheduler.params='{"gamma": 0.1, "milestones": [288000, 352000]}'""",
         ),
         ("accumulate = 2", "epoch", 4, "set optimizer.accumulate=4, or by the linear rule optimizer.step_images=4 "),
-        ("step_images = 1", "epoch", 500, "optimizer.lr=5 scheduler.burn_in_steps=1"),
+        ("step_images = 1", "epoch", 1000, "optimizer.lr=10 scheduler.burn_in_steps=1"),
         ("", "batch", 16, "for 8, the rate would not drop in its epochs, which are 130: set by the linear rule"),
         ("", "batch", 8, None),
         ("lr = 0.1", "batch", 1, None),

@@ -77,8 +77,12 @@ def test_head_equals_its_plain_form_with_gradients(norm, training):
 
 
 def test_head_uses_its_levels_only():
-    head, levels = make(fpn_min_level=1, fpn_levels=2)
-    assert head.eval()(levels).shape == (2, 5, 12, 16)
+    head, levels = make(fpn_min_level=1, fpn_levels=3)
+    wanted = plain_head(head.eval(), levels)
+    assert_close(head(levels), wanted, rtol=1e-5, atol=1e-5)
+    head.conv_sem.register_forward_hook(lambda *_: None)  # with all of the maps, then
+    assert_close(head(levels), wanted, rtol=1e-5, atol=1e-5)
+    assert not [name for name in head.state_dict() if ".conv" in name and name.endswith("bias")], "as in snapshots"
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -147,22 +151,17 @@ def test_the_semantic_loss_is_that_of_the_labelled_images():
     logits = torch.randn(3, 2, 4, 4, requires_grad=True)
     loss_of = SemanticLoss(tiny_config())
     batch = toy_batch((16, 16), (16, 16), (16, 16), empty=(0, 1, 2))
-    masks, categories = list(batch.masks), list(batch.categories)
-    alone = [loss_of(logits[i : i + 1], (16, 16), part(batch, [i]))["sem_loss"][0] for i in range(3)]
+    masks, categories = batch.masks, batch.categories
+    parts = [replace(batch, masks=masks[i : i + 1], categories=categories[i : i + 1]) for i in range(3)]
+    alone = [loss_of(logits[i : i + 1], (16, 16), part)["sem_loss"][0] for i, part in enumerate(parts)]
     for labelled in ([0, 1, 2], [0, 2], [1]):
         kept = [masks[i] if i in labelled else None for i in range(3)]
-        some = replace(batch, masks=PackedSequence(kept), categories=PackedSequence(categories))
-        loss, count = loss_of(logits, (16, 16), some)["sem_loss"]
+        loss, count = loss_of(logits, (16, 16), replace(batch, masks=PackedSequence(kept)))["sem_loss"]
         assert count == len(labelled)
         assert_close(loss, torch.stack([alone[i] for i in labelled]).mean())
     nothing, count = loss_of(logits, (16, 16), replace(batch, masks=PackedSequence([None] * 3)))["sem_loss"]
     nothing.backward()
     assert (nothing, count, logits.grad.any()) == (0, 0, False)
-
-
-def part(batch, indices):
-    fields = {name: PackedSequence([getattr(batch, name)[i] for i in indices]) for name in ("masks", "categories")}
-    return replace(batch, **fields)
 
 
 @pytest.mark.parametrize(("made", "found"), [(torch.zeros(2, 1), r"a tensor of \(2, 1\)"), (2.0, "float")])
