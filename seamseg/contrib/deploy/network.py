@@ -289,9 +289,9 @@ def _export_class(net: Any, part: str) -> Callable[..., ExportNet]:
         return QueryExport
     if part == "dense":
         return DenseExport
-    if not net.of_parts:
+    if not getattr(net, "of_parts", True):
         return WholeExport
-    if not net.dense_parts:  # it has no heads: a classifier
+    if not getattr(net, "dense_parts", ()):  # the body alone: a classifier
         return ClassifierExport
     return SemanticExport if net.nms_threshold is None else DetectionExport
 
