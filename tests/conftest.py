@@ -26,7 +26,6 @@ from seamseg.utils.output import console
 
 LONG = (
     # of slow tests
-    "ops/test_build",
     "ops/test_cuda_emulation",
     "benchmarks/test_gpu",
     "benchmarks/test_smallest_forms",

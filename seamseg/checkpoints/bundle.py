@@ -119,7 +119,7 @@ def _find(path: str | Path) -> _Parts:
 
 
 def _with_published_classes(found: _Parts, snapshot: Snapshot) -> _Parts:
-    """Add the packaged configuration and classes to the published semantic network, recognised by its layers."""
+    """Add the packaged configuration and classes to the published network without one, recognised by its layers."""
     state = snapshot.state_dict
     classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
     recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None

@@ -386,7 +386,7 @@ def check_model(model: str, device: str = "auto") -> None:
 
 
 def command_module(name: str) -> ModuleType:
-    """Import the module of a command: `add_arguments(parser)`, `run(args) -> exit code`, its docstring is the help."""
+    """Import the module of a command: `add_arguments(parser)`, `run(args) -> exit code`; its docstring is the help."""
     return import_module(f"seamseg.cli.{name.replace('-', '_')}")
 
 

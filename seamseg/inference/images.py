@@ -48,7 +48,7 @@ class PreparedImage:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the network input and the pixels."""
+        """Memory of both arrays in bytes; that of one array counts once."""
         return self.pixels.nbytes + (0 if self.rgb is None or self.rgb is self.pixels else self.rgb.nbytes)
 
 

@@ -309,7 +309,7 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 def is_trained_in_half(x: Tensor, *norms: nn.Module) -> bool:
-    """Return whether plain in-place norms are trained on maps of half precision, as `x`, one of their inputs."""
+    """Return whether gradients are on, `x` has half precision, and norms after it are plain, in place and trained."""
     half = torch.is_grad_enabled() and x.dtype in (torch.float16, torch.bfloat16)
     return half and all(is_plain(n, *IN_PLACE) and n.weight is not None and n.weight.requires_grad for n in norms)
 

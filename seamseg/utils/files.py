@@ -1,4 +1,4 @@
-"""Atomic writes (a temporary file in the same folder, then a rename), and reads with a size limit."""
+"""Atomic writes (a temporary file in the same folder, then a rename), and reads with a size limit or in blocks."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _plain(argument: inspect.Parameter) -> inspect.Parameter:
 def override_texts(overrides: Mapping[str, object] | str | Sequence[str], components: Any = ()) -> tuple[str, ...]:
     """Return overrides, with those that import one or several components, as texts `section.key=value`."""
     given = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
-    return (*several(given), *(f"general.components={name}" for name in several(components)))
+    return (*several(given), *(f"general.components={name}" for name in several(components or ())))
 
 
 def several(values: Any) -> tuple[Any, ...]:

@@ -62,7 +62,7 @@ def test_depths_and_channels(tmp_path, array, name, expected):
     assert np.array_equal(found if expected.ndim == 3 else found[..., 1], expected)
 
 
-def test_files_that_fromarray_cannot_make(tmp_path):
+def test_deep_colours_cmyk_and_a_damaged_exif(tmp_path):
     deep = tmp_path / "deep.png"
     deep.write_bytes(png_16_bit_rgb(RGB.astype(np.uint16) * 257))
     for path in (deep, save(tmp_path, Image.fromarray(RGB), exif=b"Exif\0\0damaged")):

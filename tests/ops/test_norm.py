@@ -153,6 +153,7 @@ def test_which_layers_are_computed_in_parts():
     assert [is_pointwise(nn.Conv2d(3, 3, *of)) for of in sizes] == [True, False, False, False]
     assert is_pointwise(nn.Conv2d(3, 3, 1, 2), strided=True)
     assert [is_trained_in_half(torch.zeros(2, 3).half(), norm) for norm in norms] == [True, False, False]
+    assert not torch.no_grad()(is_trained_in_half)(torch.zeros(2, 3).half(), norms[0])
 
 
 @pytest.mark.parametrize(("ranks", "shared"), [(1, None), (2, "all"), (-1, None)])

@@ -96,10 +96,10 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
 
 def test_progress_and_a_metric_that_does_not_select(flat, micro_config, capsys):
     config, metric = load_config(micro_config), SimpleNamespace(gathered=False, state=lambda: np.ones(1, bool))
-    for world, quiet in ((World(), {}), (World(), {"quiet": True}), (World(rank=1), {})):
-        validator = Validator.open(flat, "val", config, world, **quiet)
+    for world, options in ((World(), {}), (World(), {"quiet": True}), (World(rank=1), {})):
+        validator = Validator.open(flat, "val", config, world, **options)
         assert len(list(validator._items("images"))) > 0
-        assert ("images: " in capsys.readouterr().err) == (not quiet and world.rank == 0), "of the first process"
+        assert ("images: " in capsys.readouterr().err) == (not options and world.rank == 0), "of the first process"
     metric.scores = lambda state: {"integers": state.dtype.kind == "i"}
     metrics = CustomMetrics(config, validator.metadata, World())
     metrics._metrics["mine"] = metric

@@ -8,7 +8,7 @@ case: all outputs have as many rows as there can be detections, and `count` stat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
@@ -154,12 +154,12 @@ class DetectionExport(ExportNet):
         )
 
     def _best(self, scores: Tensor, count: int) -> Tensor:
-        """Return what :func:`seamseg.ops.nms.best_scores` does."""
+        """Return what :func:`seamseg.ops.nms.best_scores` does for a positive count."""
         if not self.standard_ops:
             return best_scores(scores, count)
         # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing
-        # a comparison decides for a free size, where a minimum would stay symbolic
         total = scores.shape[0]
+        # not their minimum, which stays symbolic for a free size
         return torch.topk(scores, count if count < total else total).indices
 
     def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
@@ -284,7 +284,7 @@ class QueryExport(ExportNet):
         return found
 
 
-def _export_class(net: Any, part: str) -> Callable[..., ExportNet]:
+def _export_class(net: Any, part: str) -> type[ExportNet]:
     if hasattr(net, "query_classes"):
         return QueryExport
     if part == "dense":

@@ -114,6 +114,7 @@ def draw_overlay(
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
     colors = palette[classes]
+    colors[classes == VOID] = 0
     row_of, column_of = (nearest_index(old, new).astype(np.int64) for old, new in zip(id_map.shape, (height, width)))
     columns, share = None if id_map.shape[1] == width else column_of, None if opacity == 0.5 else round(opacity * 256)
     if id_map.dtype != np.int32:
