@@ -11,12 +11,12 @@ from seamseg.config import load_config
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.visualize.overlay import distinct_colors
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
+from seamseg.results import Panoptic
 from seamseg.structures import Normalise
 
 DETECTIONS = 100

@@ -22,7 +22,6 @@ from torch.nn import functional
 from seamseg.fusion import FusedMap, to_result
 from seamseg.inference.network import TorchNetwork
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.inplace_abn import to_batchnorm
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import ArrayPrediction
@@ -35,6 +34,7 @@ from seamseg.models.panoptic_inference import DetectionSelector
 from seamseg.ops import pooling
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.reference.boxes import nms
+from seamseg.results import Panoptic
 from seamseg.structures import Batch, Features, PackedSequence
 
 

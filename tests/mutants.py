@@ -56,8 +56,8 @@ TESTS = {
     "tests/contrib/foreign/test_class_lists.py",
     "seamseg/maps/pasting.py": "tests/test_fusion.py::test_detections_are_pasted_at_the_size_of_the_image "
     "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
-    "seamseg/inference/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py",
-    "seamseg/inference/results/panoptic.py": "tests/inference/test_result.py",
+    "seamseg/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py",
+    "seamseg/results/panoptic.py": "tests/inference/test_result.py",
     "seamseg/inference/tta.py": "tests/inference/test_tta.py tests/inference/test_semantic.py "
     "tests/contrib/test_maps.py::test_lengths_and_distances_at_any_size",
     "seamseg/inference/tiling.py": "tests/inference/test_tiles.py tests/inference/test_device_memory.py",

@@ -18,8 +18,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 TOP = ("__main__", "verbs", "cli", "demo", "testing")
 
 CORE = (
-    "components", "training", "predicting", "validation", "inference", "checkpoints", "data", "models", "inplace_abn",
-    "fusion", "config", "ops", "structures", "extensions",
+    "components", "training", "predicting", "validation", "inference", "checkpoints", "data", "models", "results",
+    "inplace_abn", "fusion", "config", "ops", "structures", "extensions",
 )  # fmt: skip
 
 MAPS = (

@@ -96,13 +96,12 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args, PredictOptions)
     # before the libraries are loaded, which takes seconds
     check_model(args.model, args.device)
-    from seamseg.inference.results import RESULTS
     from seamseg.predicting.job import predict_files
 
     def report(predictor: Predictor[Any], summary: RunSummary) -> None:
         _print(args.out, summary)
         # with --anonymize, detections below the threshold are hidden, too
-        has_threshold = "score_threshold" in RESULTS[predictor.kind].options
+        has_threshold = "score_threshold" in predictor.result_type.options
         if summary.empty and options.hide is None and has_threshold:
             images, score = counted(summary.done, "image"), predictor.thresholds.score_threshold
             echo(f"nothing was found in {summary.done} of {images}; --score-threshold is {score:g}", file=sys.stderr)

@@ -19,12 +19,14 @@ from seamseg.utils.errors import InputError
 class Kind:
     """A kind of network.
 
-    `task` is what it does, as the Hugging Face Hub names it. Each of its `modules` has its own state dict in a
+    `task` is what it does, as the Hugging Face Hub names it, `main_score` the key of its score in the JSON of an
+    evaluation. Each of its `modules` has its own state dict in a
     snapshot. Its `losses` have the order of `[optimizer] loss_weights`. The keys in `ignored`, `section.key` or a whole
     `section`, have no effect.
     """
 
     task: str
+    main_score: str
     modules: tuple[str, ...]
     losses: tuple[str, ...]
     ignored: frozenset[str]
@@ -49,6 +51,7 @@ _PYRAMID = frozenset({"fpn", "rpn", "roi", "body.out_channels", "sem.fpn_min_lev
 KINDS = {
     "panoptic": Kind(
         "panoptic-segmentation",
+        "PQ",
         ("body", "rpn_head", "roi_head", "sem_head"),
         (*_DETECTION, "roi_msk_loss", "sem_loss"),
         _ALWAYS | {"sem.out_channels", "sem.dilations"},
@@ -57,16 +60,22 @@ KINDS = {
     ),
     "instance_seg": Kind(
         "instance-segmentation",
+        "mask.AP",
         ("body", "rpn_head", "roi_head"),
         (*_DETECTION, "roi_msk_loss"),
         _ALWAYS | _FUSION | {"sem"},
         has_masks=True,
     ),
     "detection": Kind(
-        "object-detection", ("body", "rpn_head", "roi_head"), _DETECTION, _ALWAYS | _FUSION | _MASKS | {"sem"}
+        "object-detection",
+        "box.AP",
+        ("body", "rpn_head", "roi_head"),
+        _DETECTION,
+        _ALWAYS | _FUSION | _MASKS | {"sem"},
     ),
     "semantic": Kind(
         "semantic-segmentation",
+        "mIoU",
         ("body", "head", "cls"),
         ("sem_loss",),
         _ALWAYS | _FUSION | _PYRAMID | {"general.score_threshold"},
@@ -95,7 +104,7 @@ def kind_of_network(kind: str, network: str) -> Kind:
     """Return the modules, losses and ignored keys of a kind for the network of `[general] network`."""
     if network == SEAMLESS:
         return KINDS[kind]
-    return Kind(KINDS[kind].task, (WHOLE,), (), KINDS[kind].ignored | _OF_SEAMLESS)
+    return replace(KINDS[kind], modules=(WHOLE,), losses=(), ignored=KINDS[kind].ignored | _OF_SEAMLESS)
 
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")

@@ -11,13 +11,13 @@ from urllib.parse import quote
 import numpy as np
 
 from seamseg.config.components import register
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats import cvat, label_studio
 from seamseg.maps.formats.id_png import write_id_png
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.images import OutputFormat, Record, Records
+from seamseg.results import Panoptic
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 

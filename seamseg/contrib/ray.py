@@ -31,9 +31,9 @@ from PIL import Image
 from seamseg.checkpoints.model_path import local_model
 from seamseg.inference.options import LoadOptions
 from seamseg.inference.predictor import build_predictor, open_for_inference
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.coco_writer import encode_result
 from seamseg.maps.images import PHOTO_ENDINGS, as_rgb, open_image
+from seamseg.results import Panoptic
 from seamseg.utils.errors import (
     InputError,
     SeamsegError,

@@ -52,7 +52,7 @@ class TorchNetwork(InferenceNetwork):
     ) -> None:
         self.net: Any = net.to(device).eval()
         self.normalise = normalise
-        self.kind = net.kind
+        self.kind, self.result_type = net.kind, net.result_type
         self.precision = str(net.dtype).removeprefix("torch.")
         self.device = device
         self.on_gpu = device.type != "cpu"
@@ -173,7 +173,10 @@ def run_by_torch(
 ) -> InferenceNetwork:
     """Return a network as it is, without views, for a predictor; `dtype` is for networks that run themselves."""
     own = net.inference(normalise, device, dtype)
-    return TorchNetwork(net, normalise, device) if own is None else cast(InferenceNetwork, own)
+    if own is None:
+        return TorchNetwork(net, normalise, device)
+    own.result_type = net.result_type
+    return cast(InferenceNetwork, own)
 
 
 @dataclass
@@ -224,9 +227,8 @@ class TrainedModel:
             )
         net = for_inference(cast(Any, net), device, options.precision)
         if options.probabilities or options.pad_to > 1 or options.compile:
-            probabilities = {"probabilities": True} if options.probabilities else {}
             run_dense = CompiledDense(net, device) if options.compile else None
-            net = net.with_options(pad_to=options.pad_to, run_dense=run_dense, **probabilities)
+            net = net.with_options(pad_to=options.pad_to, run_dense=run_dense, probabilities=options.probabilities)
         views = Augmentation.parse(options.tta)
         made = TorchNetwork(net, normalise, device, views, options.tta_fusion, report.averaged)
         if options.cuda_graphs:

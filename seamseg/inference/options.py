@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from seamseg.config import Config
     from seamseg.data.input_size import InputSize
-    from seamseg.inference.anonymize import Style
+    from seamseg.results.anonymize import Style
+    from seamseg.results.base import Thresholds
 
 # `seamseg predict --help` shows these options: methods import what else they need
 
@@ -102,17 +103,10 @@ class Augmentation:
                 yield scale, mirrored
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """Thresholds of the fusion to a panoptic map: see the keys of the same name in `[general]`."""
-
-    score_threshold: float = 0.5
-    overlap_threshold: float = 0.5
-    min_stuff_area: int = 4096
-
-
 OF_PARTS = ("tta", "tta_fusion", "compile", "cuda_graphs", "pad_to")
 """Options that need the parts of our own networks."""
+OF_RESULTS = ("score_threshold", "overlap_threshold", "min_stuff_area", "tta_fusion", "probabilities")
+"""Options on which only some types of results depend, see :class:`seamseg.results.base.ImageResult`."""
 
 
 _opening = partial(option, group="opening")
@@ -237,12 +231,11 @@ class InferenceOptions:
 
     def thresholds(self, config: Config) -> Thresholds:
         """Return the thresholds for a model with a configuration, whose kind decides which are used."""
-        from seamseg.config import KINDS
+        from seamseg.results.base import Thresholds
 
         names = [spec.name for spec in fields(Thresholds)]
-        values = {
-            name: getattr(config.general, name) for name in names if KINDS[config.general.kind].uses("general", name)
-        }
+        uses = config.parts_of_kind.uses
+        values = {name: getattr(config.general, name) for name in names if uses("general", name)}
         thresholds = Thresholds(**values | {name: v for name in names if (v := getattr(self, name)) is not None})
         # pixels of the network's input
         return replace(thresholds, min_stuff_area=thresholds.min_stuff_area // 4) if self.preview else thresholds

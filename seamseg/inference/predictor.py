@@ -20,13 +20,13 @@ from seamseg.config.kinds import SEAMLESS
 from seamseg.data.input_size import InputSize, value_factor
 from seamseg.extensions import OPENERS
 from seamseg.inference.images import ImageInput, equal_size_batches, prepare_image
-from seamseg.inference.options import LEAST_SIDE, OF_PARTS, InferenceOptions, Thresholds, Tiling
-from seamseg.inference.results import RESULTS
-from seamseg.inference.results.base import ImageResult, choose_classes
+from seamseg.inference.options import LEAST_SIDE, OF_PARTS, OF_RESULTS, InferenceOptions, Tiling
 from seamseg.inference.tiling import first_side, predict_in_tiles
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.idmaps.histogram import is_tensor
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, MapFormat
+from seamseg.results import ImageResult, Thresholds
+from seamseg.results.base import choose_classes
 from seamseg.utils.errors import InputError, OutOfMemory, free_memory, lacks_memory
 from seamseg.utils.output import echo
 from seamseg.utils.process import return_memory
@@ -60,7 +60,7 @@ class OpenedModel(Protocol):
 class Predictor(Generic[R]):
     """Segmentation of, or detection in single images; the network decides the type `R` of the results.
 
-    It is a class of :mod:`seamseg.inference.results`: `Panoptic`, `Detections`, `SemanticMap` or `Classification`.
+    It is a class of :mod:`seamseg.results`: `Panoptic`, `Detections`, `SemanticMap` or `Classification`.
 
     Parameters
     ----------
@@ -76,6 +76,7 @@ class Predictor(Generic[R]):
     Attributes
     ----------
     kind : kind of the network, as in `[general] kind`
+    result_type : the type of its results
     map_formats : output maps of custom heads by name
     map_only : only maps are made of predictions, which may then lack the detections that score too low for a panoptic
         map: their masks need not be computed. False at first; without effect for results that are detections
@@ -105,6 +106,7 @@ class Predictor(Generic[R]):
     ) -> None:
         self.network = network
         self.kind = network.kind
+        self.result_type = network.result_type
         self.map_formats: Mapping[str, MapFormat] = network.map_formats
         self.metadata = metadata
         self.input_size = input_size
@@ -251,7 +253,7 @@ class Predictor(Generic[R]):
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(image.shape) is None for image in images):
             # not for tiles, which need all detections: pieces of an object share the best score
-            maps = self.map_only and RESULTS[self.kind].has_ids
+            maps = self.map_only and self.result_type.has_ids
             least_score = self.thresholds.score_threshold if maps else 0.0
             try:
                 return self.network.start(images, least_score)
@@ -347,8 +349,7 @@ class Predictor(Generic[R]):
 
     def result(self, prediction: ArrayPrediction, native_size: tuple[int, int]) -> R:
         """Make the result of an image of `(height, width)` from the output of the network, without its image."""
-        make = RESULTS[self.kind].of
-        result = make(prediction, native_size, self.metadata, self.thresholds, self.classes)
+        result = self.result_type.of(prediction, native_size, self.metadata, self.thresholds, self.classes)
         if prediction.maps and self.map_formats:
             result = replace(result, maps={name: prediction.maps[name] for name in self.map_formats})
         return cast(R, result)
@@ -393,12 +394,12 @@ def build_predictor(
     opened: OpenedModel, options: InferenceOptions, input_size: InputSize | None = None
 ) -> Predictor[Any]:
     """Build the network of an opened model; `input_size` replaces the size of the options."""
-    used = RESULTS[opened.kind].options
-    if name := options.changed(name for result in RESULTS.values() for name in result.options if name not in used):
-        raise InputError(f"`{name}` has no effect: the model is of kind {opened.kind}")
-    # all arguments are checked before the network is built
     size = opened.input_size(options) if input_size is None else input_size
     thresholds, metadata = options.thresholds(opened.config), opened.metadata
     classes = None if options.classes is None else choose_classes(options.classes, metadata)
     tiling = Tiling(options.tiles, options.tile_overlap)
-    return Predictor(opened.build(options), metadata, size, thresholds, tiling, classes, opened.reference)
+    network = opened.build(options)
+    used = network.result_type.options
+    if name := options.changed(name for name in OF_RESULTS if name not in used):
+        raise InputError(f"`{name}` has no effect: the model is of kind {network.kind}")
+    return Predictor(network, metadata, size, thresholds, tiling, classes, opened.reference)

@@ -18,6 +18,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion
+from seamseg.results import SemanticMap
 from seamseg.structures import PackedSequence, upload
 
 
@@ -33,7 +34,7 @@ def predict_augmented(
     if len({tuple(image.shape) for image in images}) > 1:
         # padding would be a different part of each view
         return [predict_augmented(net, [image], augmentation, fusion)[0] for image in images]
-    if net.kind == "semantic":
+    if net.result_type is SemanticMap:
         return _segment_augmented(cast(SemanticNet, net), images, augmentation, fusion)
     return _detect_augmented(cast(PanopticNet, net), images, augmentation)
 

@@ -202,6 +202,7 @@ class InferenceNetwork(ABC):
     Attributes
     ----------
     kind : what it predicts, as in `[general] kind`
+    result_type : the :class:`seamseg.results.base.ImageResult` that a predictor makes of its outputs
     precision : name of the compute dtype, as `float32`
     device : device that it computes on, for messages
     on_gpu : whether that is a GPU
@@ -214,6 +215,7 @@ class InferenceNetwork(ABC):
     """
 
     kind: str
+    result_type: type[Any]
     precision: str
     device: Any
     on_gpu: bool = False

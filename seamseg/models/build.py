@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from seamseg.config import KINDS, Config
+from seamseg.config import Config
 from seamseg.config.components import Component, register
 from seamseg.config.kinds import SEAMLESS
 from seamseg.config.sections import Body as BodyKeys
@@ -234,7 +234,7 @@ def _check_declaration(part: Head | CustomNetwork, keys: object, where: str) -> 
 def _build_heads(config: Config, context: HeadContext) -> nn.ModuleDict:
     """Build the custom heads; InputError if one declares what another one, the network or its own keys do not allow."""
     heads = nn.ModuleDict()
-    taken = set(KINDS[config.general.kind].losses)
+    taken = set(config.parts_of_kind.losses)
     for component, keys in config.components("head"):
         where = f"head {component.name} ({component.file})"
         with _device_of(component):

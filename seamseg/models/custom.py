@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.config import Config
+from seamseg.config import KINDS, Config
 from seamseg.config.components import Component
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.predictions import MapFormat, Prediction
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.network import BatchOptions, Losses, Network, Terms
 from seamseg.ops.upsample import upsample_cross_entropy
+from seamseg.results import result_of
 from seamseg.structures import Batch, Features, PackedSequence
 from seamseg.utils.errors import SeamsegError, named_errors
 
@@ -366,7 +367,8 @@ class WholeNetwork(Network):
     def __init__(self, network: CustomNetwork, name: str) -> None:
         super().__init__({"network": network}, BatchOptions(channels_last=False))
         self.name = name
-        self.kind = network.kind
+        self.kind, self.result_type = network.kind, result_of(network.kind)
+        self.has_masks = KINDS[network.kind].has_masks
         self.nms_threshold = network.nms_threshold
         self.map_formats = declared_outputs(network)
         self.predicts_ids = network.predicts_ids

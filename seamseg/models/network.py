@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.maps.predictions import MapFormat, Prediction
+from seamseg.results import ImageResult
 from seamseg.structures import Batch, PackedSequence
 
 Terms: TypeAlias = dict[str, tuple[Tensor, "Tensor | int"]]
@@ -26,12 +27,14 @@ class BatchOptions:
     """How a :class:`Network` takes batches of images; the base of its options.
 
     With `channels_last` it runs in this memory format; at inference the sides of a batch are padded to multiples of
-    `pad_to`, and `run_dense` runs :meth:`Network.dense`, for example compiled, with outputs that the caller owns.
+    `pad_to`, and `run_dense` runs :meth:`Network.dense`, for example compiled, with outputs that the caller owns. With
+    `probabilities` a semantic network predicts the probability of the class of each pixel, too.
     """
 
     channels_last: bool = True
     pad_to: int = 1
     run_dense: Callable[[Tensor], Any] | None = None
+    probabilities: bool = False
 
 
 class Losses(NamedTuple):
@@ -83,6 +86,7 @@ class Network(nn.Module):
     Attributes
     ----------
     kind : the kind of prediction: panoptic, instance_seg, detection or semantic
+    result_type : what a prediction becomes, at the size of the image
     compiled : whether parts were compiled by :meth:`compile_parts`
     custom_heads, map_formats : the custom heads, and the further output maps, by name
     nms_threshold : IoU from which detections suppress others; None for a network without detections
@@ -97,6 +101,7 @@ class Network(nn.Module):
     of_parts: ClassVar[bool] = True
     options: Any
     kind: str
+    result_type: type[ImageResult]
     custom_heads: Mapping[str, Any] = MappingProxyType({})
     map_formats: Mapping[str, MapFormat] = MappingProxyType({})
     nms_threshold: float | None = None

@@ -14,6 +14,7 @@ from seamseg.models.heads.roi import ROIHead, ROIOutputs, leading_rows
 from seamseg.models.heads.rpn import RPNOutputs, rpn_losses
 from seamseg.models.network import Losses, mark_sizes_dynamic
 from seamseg.models.panoptic_inference import NetworkOptions, PanopticInference
+from seamseg.results import Detections, Panoptic
 from seamseg.structures import Batch, Features, PackedSequence, Things
 
 
@@ -76,6 +77,7 @@ class PanopticNet(PanopticInference):
         parts |= {"sem_head": sem_head, "heads": heads}
         super().__init__(parts, options)
         self.kind = "panoptic" if sem_head is not None else "instance_seg" if roi_head.with_masks else "detection"
+        self.result_type = Panoptic if sem_head is not None else Detections
         self.nms_threshold = options.selector.config.nms_threshold
         self.custom_heads = {} if heads is None else dict(cast(Mapping[str, Head], heads))
         self.map_formats = {k: v for head in self.custom_heads.values() for k, v in declared_outputs(head).items()}

@@ -16,6 +16,7 @@ from seamseg.models.network import BatchOptions, Losses, Network, PaddedPredicti
 from seamseg.ops.norm import convolve_each, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
+from seamseg.results import SemanticMap
 from seamseg.structures import Batch, PackedSequence
 
 
@@ -73,13 +74,8 @@ class SemanticLogits(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticOptions(BatchOptions):
-    """Settings of a :class:`SemanticNet`.
+    """Settings of a :class:`SemanticNet`; `semantic_loss` is the loss in training."""
 
-    With `probabilities` it predicts the probability of the class of each pixel, too. `semantic_loss` is the loss in
-    training.
-    """
-
-    probabilities: bool = False
     semantic_loss: SemanticLoss | None = None
 
 
@@ -92,7 +88,7 @@ class SemanticNet(Network):
 
     compiled_parts = ("body", "head")
     dense_parts = ("body", "head", "cls")
-    kind = "semantic"
+    kind, result_type = "semantic", SemanticMap
     body: nn.Module
     head: DeeplabV3
     cls: nn.Conv2d

@@ -22,15 +22,14 @@ import seamseg.predicting.writers  # noqa: F401  # they register the formats
 from seamseg.checkpoints.model_path import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest, library_of, local_model
 from seamseg.config import components
 from seamseg.config.loader import config_from_string, load_components, split_override
-from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.inference.options import LABELS, InferenceOptions, PredictOptions
 from seamseg.inference.predictor import Predictor, build_predictor, open_for_inference
-from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MANIFEST, MapFormat
 from seamseg.predicting.source import Source, Video
 from seamseg.predicting.writers.images import AnonymizeWriter, OutputFormat
 from seamseg.predicting.writers.predictions import MapWriter
+from seamseg.results.anonymize import LEAST_SCORE, NOT_LOCATED
 from seamseg.utils.errors import InputError, describe_error, did_you_mean, named_errors
 from seamseg.utils.files import cannot_write, replacing, write_atomically
 from seamseg.utils.options import flags_of
@@ -218,7 +217,7 @@ class PredictSettings:
         if options.formats is not None:
             text = options.formats if isinstance(options.formats, str) else ",".join(map(str, options.formats))
             self.format_names = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
-            known = dict.fromkeys(name for kind in RESULTS for name in formats_of(kind))
+            known = dict.fromkeys(c.name for c in components.registered("format"))
             networks = (c.make for c in components.registered("network"))
             known |= dict.fromkeys(name for make in networks for name in getattr(make, "outputs", ()))
             unknown = next((name for name in self.format_names if name not in known), None)
@@ -273,7 +272,7 @@ class PredictSettings:
                     "save them as images first"
                 )
         if options.hide is not None:
-            if not RESULTS[predictor.kind].located:
+            if not predictor.result_type.located:
                 raise InputError(f"`hide={options.hide}`: {NOT_LOCATED}")
             score = LEAST_SCORE if options.least_score is None else options.least_score
             # the map without a choice of classes would contain detections above this score: they are hidden, too

@@ -13,7 +13,7 @@ from torch import nn
 
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
-from seamseg.config import KINDS, Config, config_from_string, config_to_string
+from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.config.components import Record
 from seamseg.config.loader import differences
 from seamseg.data.dataset import PanopticDataset
@@ -120,7 +120,7 @@ def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: Te
         images = index_sampler(loader).batch_size * config.optimizer.accumulate * world.size
         if (note := step_note(config, images, -(-len(loader) // config.optimizer.accumulate))) is not None:
             log.warning(note)
-    kind = KINDS[config.general.kind]
+    kind = config.parts_of_kind
     if config.dataloader.coco_gt and (config.general.eval_coco or not kind.uses("general", "eval_coco")):
         log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
     if loader is not None and world.rank == 0 and (kind.has_masks or kind.has_classes):

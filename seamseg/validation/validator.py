@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seamseg.config import KINDS, Config
+from seamseg.config import Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.loader import shard_loader
@@ -29,11 +29,6 @@ from seamseg.inference.images import equal_size_batches, network_input
 from seamseg.inference.network import run_by_torch
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results import RESULTS
-from seamseg.inference.results.base import ImageResult
-from seamseg.inference.results.detections import Detections, choose_detections, ranked_by_masks
-from seamseg.inference.results.panoptic import Panoptic
-from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.evaluation.coco_ap import ImageInstances, average_precision, image_instances
 from seamseg.maps.evaluation.confusion import ConfusionMatrix
 from seamseg.maps.evaluation.evaluator import Comparison, PanopticEvaluator
@@ -46,6 +41,8 @@ from seamseg.maps.panoptic_map import ClassInfo, PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.models.network import Network
+from seamseg.results import Detections, ImageResult, Panoptic, SemanticMap
+from seamseg.results.detections import choose_detections, ranked_by_masks
 from seamseg.structures import Normalise
 from seamseg.utils.distributed import World, gather_objects, sum_over_processes
 from seamseg.utils.errors import InputError, SeamsegError, instance_of, named_errors
@@ -293,7 +290,7 @@ class InstanceScorer:
 
     def scores(self, state: list[ImageInstances]) -> DetectionScores:
         """See :class:`Metric`."""
-        with_masks = KINDS[self._validator.config.general.kind].has_masks
+        with_masks = self._validator.config.parts_of_kind.has_masks
         instances = average_precision(self._validator.classes, state, with_masks)
         return DetectionScores(instances, n_images=len(self._validator.dataset))
 
@@ -337,7 +334,7 @@ SCORERS = (PanopticScorer, InstanceScorer, SemanticScorer)
 
 def scorer_of(kind: str) -> Any:
     """Return the class of the scorer of a kind of network; None if it is not scored on a data set."""
-    return next((scorer for scorer in SCORERS if scorer.result is RESULTS[kind]), None)
+    return next((scorer for scorer in SCORERS if kind in scorer.result.kinds), None)
 
 
 def scores_of_all(world: World, scorer: Any, errors: Callable[[], Any] = nullcontext) -> Any:

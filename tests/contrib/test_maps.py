@@ -20,9 +20,9 @@ from seamseg.config import components
 from seamseg.contrib.deploy.export import ExportReport, export_model
 from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.inference.options import Tiling
-from seamseg.inference.results import RESULTS
 from seamseg.maps.predictions import RESERVED_NAMES, MapFormat
 from seamseg.models.custom import resized
+from seamseg.results import ImageResult
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow", "imported")
@@ -189,6 +189,6 @@ def test_mistakes(old, new, error, message, tmp_path):
 
 
 def test_names_with_another_meaning():
-    taken = {name for result in RESULTS.values() for name in result.outputs}
+    taken = {name for result in ImageResult.__subclasses__() for name in result.outputs}
     taken |= {component.name for component in components.registered("format") if component.built_in}
     assert {name for name in taken if name.isidentifier()} <= RESERVED_NAMES | {"logits"}

@@ -16,13 +16,14 @@ from torch.nn import functional
 from seamseg.data.input_size import InputSize, reference_size
 from seamseg.data.maps import MapValues, map_values, scale_and_crop
 from seamseg.data.transforms import AugmentationParams
-from seamseg.inference.options import Thresholds, Tiling
+from seamseg.inference.options import Tiling
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.folder import ReadMap
 from seamseg.maps.formats.metadata import ImageInfo
 from seamseg.maps.images import open_map
 from seamseg.maps.predictions import InferenceNetwork, MapFormat, Prediction
 from seamseg.models.custom import declared_outputs
+from seamseg.results import Thresholds, result_of
 from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 
@@ -118,7 +119,7 @@ def test_the_scale_is_relative_to_that_of_validation():
 
 
 class Oracle(InferenceNetwork):
-    kind, device = "semantic", "cpu"
+    kind, result_type, device = "semantic", result_of("semantic"), "cpu"
     map_formats = MappingProxyType({"length": MapFormat(values="multiply"), "depth": MapFormat(values="divide")})
 
     def __init__(self, native, size, shortest, longest):

@@ -18,11 +18,12 @@ from torch.utils import _pytree
 
 from seamseg.inference.acceleration import CompiledDense, CudaGraphCache, copy_tensors, fill, input_buffer
 from seamseg.inference.network import TorchNetwork
-from seamseg.inference.options import Augmentation, Thresholds, Tiling
+from seamseg.inference.options import Augmentation, Tiling
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.models import panoptic_inference
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import DenseOutputs
+from seamseg.results import Thresholds
 from seamseg.structures import Normalise, PackedSequence
 from seamseg.utils.errors import SeamsegError
 

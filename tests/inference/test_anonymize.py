@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.inference.anonymize import CELLS, LEAST_CELL, MARGIN, Region, anonymize, clusters
+from seamseg.results.anonymize import CELLS, LEAST_CELL, MARGIN, Region, anonymize, clusters
 
 
 def noise(height, width):

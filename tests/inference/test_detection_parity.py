@@ -15,12 +15,12 @@ from support.golden_weights import golden_state
 from support.networks import NUM_STUFF, NUM_THING, golden_image
 
 from seamseg.config import default_config
-from seamseg.inference.results.detections import Detections
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import Prediction
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn
+from seamseg.results import Detections
 from seamseg.structures import PackedSequence
 
 CASES = {"flower": ["flower"], "batch": ["flower", "china"]}

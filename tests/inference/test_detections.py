@@ -10,10 +10,10 @@ from pycocotools import mask as coco_masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from seamseg.inference.options import Thresholds
-from seamseg.inference.results.detections import Detection, Detections, choose_detections, ranked_by_masks
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import Prediction
+from seamseg.results import Detections, Thresholds
+from seamseg.results.detections import Detection, choose_detections, ranked_by_masks
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(

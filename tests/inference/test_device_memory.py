@@ -14,9 +14,10 @@ from support.predictors import predictor_of
 from inference.test_acceleration import as_on_a_gpu, image, network, predictor
 from inference.test_tiles import STUFF, SceneNet, scene
 from seamseg.data.input_size import InputSize
-from seamseg.inference.options import Augmentation, Thresholds
+from seamseg.inference.options import Augmentation
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.metadata import Metadata
+from seamseg.results import Thresholds
 from seamseg.training.options import TrainerOptions
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World

@@ -16,7 +16,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.inference import images as photos
 from seamseg.inference.images import as_image, equal_size_batches
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.results.panoptic import Panoptic
+from seamseg.results import Panoptic
 from seamseg.utils.errors import InputError
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)

@@ -15,15 +15,14 @@ from PIL import Image
 from pycocotools import mask
 from support.onnx_scenes import CLASSES
 
-from seamseg.inference.results.base import choose_classes
-from seamseg.inference.results.detections import Detection, Detections
-from seamseg.inference.results.panoptic import Panoptic
-from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import Prediction
+from seamseg.results import Detections, Panoptic, SemanticMap
+from seamseg.results.base import choose_classes
+from seamseg.results.detections import Detection
 from seamseg.utils.errors import InputError, SeamsegError
 
 CITY = replace(CLASSES, categories=["road", "sky", "person <b>", "car"])

@@ -11,10 +11,10 @@ from support.small_models import SEMANTIC_CLASSES as CLASSES
 from torch.nn import functional
 
 from seamseg.inference.images import network_input
-from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import Prediction
 from seamseg.ops.upsample import upsample_fusion
+from seamseg.results import SemanticMap
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 

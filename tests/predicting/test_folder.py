@@ -188,7 +188,7 @@ def test_python_has_the_header_of_the_command(model: Path) -> None:
         ({"style": "blur"}, "`style` has no effect without `hide`"),
         ({"style": "cubes", "hide": "car"}, "^`style=cubes`: choose one of blur, pixels$"),
         ({"formats": "coco, ovrlay"}, "^`formats=coco, ovrlay`: there is no format 'ovrlay'; did you mean 'overlay'"),
-        ({"formats": []}, "^`formats=`: no format is given; choose among cityscapes, coco, csv"),
+        ({"formats": []}, "^`formats=`: no format is given; choose among cityscapes, coco, coco-results, csv"),
         ({"formats": ["overlay"], "hide": "car"}, "`formats=overlay` shows what `hide` hides"),
     ],
 )

@@ -15,13 +15,13 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import Snapshot, network_state
 from seamseg.cli import legacy
 from seamseg.config import config_to_string, default_config, kinds, load_config
-from seamseg.inference.results import RESULTS
-from seamseg.inference.results.detections import Detections
+from seamseg.inference.options import OF_RESULTS
 from seamseg.maps.formats.metadata import metadata_header, read_metadata, write_metadata
 from seamseg.maps.formats.vistas import published_classes
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.models.build import build_network
 from seamseg.predicting.folder import formats_of
+from seamseg.results import Detections, result_of
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import scorer_of
 
@@ -33,11 +33,11 @@ KINDS = ("instance_seg", "detection")
 
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_each_kind_has_results_scores_and_formats(kind):
-    assert kind in RESULTS[kind].kinds
+    assert {*result_of(kind).options} <= {*OF_RESULTS}
     assert formats_of(kind)
-    assert scorer_of(kind).result is RESULTS[kind]
+    assert scorer_of(kind).result is result_of(kind)
     net = build_network(default_config(kind), 2, 0 if kind == "semantic" else 3)
-    assert net.kind == kind
+    assert (net.kind, net.result_type) == (kind, result_of(kind))
     assert {name for name, part in net.named_children() if part is not None} == set(kinds.KINDS[kind].modules)
 
 
@@ -132,11 +132,7 @@ def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
 @pytest.mark.parametrize(
     ("trained", "words", "message"),
     [
-        (
-            "panoptic",
-            ("--format", "coco-results"),
-            "a model of kind panoptic has no format 'coco-results': choose among cityscapes, coco",
-        ),
+        ("panoptic", ("--format", "coco-results"), "panoptic has no format 'coco-results': choose among cityscapes,"),
         (
             "detection",
             ("--format", "overlay,coco"),

@@ -13,7 +13,6 @@ from PIL import Image
 from pycocotools import mask as coco_masks
 
 import seamseg
-from seamseg.inference.anonymize import private_regions
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.id_png import read_id_png
 from seamseg.maps.panoptic_map import PanopticResult
@@ -22,6 +21,7 @@ from seamseg.predicting import job
 from seamseg.predicting.folder import PredictSettings
 from seamseg.predicting.source import Video
 from seamseg.predicting.writers.images import OVERLAY_QUALITY
+from seamseg.results.anonymize import private_regions
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

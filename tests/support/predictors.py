@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from seamseg.data.input_size import InputSize
 from seamseg.inference.network import TorchNetwork
-from seamseg.inference.options import Augmentation, Thresholds, Tiling
+from seamseg.inference.options import Augmentation, Tiling
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import MapFormat, Prediction
+from seamseg.results import Thresholds, result_of
 from seamseg.structures import Normalise, PackedSequence
 
 CPU = torch.device("cpu")
@@ -21,6 +22,7 @@ class StandIn(nn.Module):
     """A network without weights: what predictors ask one for, but `predict`."""
 
     kind = "panoptic"
+    result_type = property(lambda net: result_of(net.kind))
     dtype = torch.float32
     nms_threshold: float | None = None
     map_formats: ClassVar[dict[str, MapFormat]] = {}

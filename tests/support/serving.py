@@ -16,11 +16,12 @@ from seamseg.contrib.serving.app import Service, build_app
 from seamseg.contrib.serving.options import ServeOptions
 from seamseg.contrib.serving.server import AppServer, accepted_hosts, bind
 from seamseg.data.input_size import InputSize
-from seamseg.inference.options import Thresholds, Tiling
+from seamseg.inference.options import Tiling
 from seamseg.inference.predictor import Predictor
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import VOID
 from seamseg.maps.predictions import InferenceNetwork, Prediction
+from seamseg.results import Thresholds, result_of
 
 CLASSES = Metadata(3, 0, ["road", "sky", "tree"], [(128, 64, 128), (70, 130, 180), (107, 142, 35)], [7, 23, 21])
 FAILS = 250
@@ -30,7 +31,7 @@ FAILS = 250
 class RedNetwork(InferenceNetwork):
     """A semantic network: the class of a pixel is its red value. It waits at a gate, and remembers its batches."""
 
-    kind, precision, device = "semantic", "fp32", "cpu"
+    kind, result_type, precision, device = "semantic", result_of("semantic"), "fp32", "cpu"
     uses_torch = False
 
     def __init__(self, classes: Metadata = CLASSES) -> None:

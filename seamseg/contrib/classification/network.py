@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from seamseg.contrib.classification.config import ClassifierConfig, NetworkConfig
 from seamseg.contrib.classification.data import ImageBatch
+from seamseg.contrib.classification.result import Classification
 from seamseg.models.build import build_backbone, norm_factory
 from seamseg.models.network import BatchOptions, Losses, Network
 from seamseg.ops.norm import ABN
@@ -24,7 +25,7 @@ TOP = (1, 5)
 class Classifier(Network):
     """A network of one part: a body that maps images to logits."""
 
-    kind = "classification"
+    kind, result_type = "classification", Classification
     body: nn.Module
 
     def __init__(self, body: nn.Module, options: BatchOptions = BatchOptions(channels_last=False)) -> None:  # noqa: B008

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import Drawable, ImageResult, import_library
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import canvas, short_name
+from seamseg.results import ImageResult, Thresholds
+from seamseg.results.base import Drawable, import_library
 
 TOP = 5
 """Classes that are shown and saved."""
@@ -27,7 +27,7 @@ class Classification(ImageResult):
     ----------
     probabilities : `classes` float32, which sum to 1
     image_size : `(height, width)` of the image
-    metadata, prediction, source : see :class:`seamseg.inference.results.base.ImageResult`
+    metadata, prediction, source : see :class:`seamseg.results.base.ImageResult`
 
     Examples
     --------
@@ -37,7 +37,6 @@ class Classification(ImageResult):
 
     kinds = ("classification",)
     counted = "classes"
-    main_scores = ("top1",)
     outputs = ("logits",)
     located = False
     probabilities: np.ndarray
@@ -108,6 +107,6 @@ class Classification(ImageResult):
         return [(c, {"category_id": c, "class": name, "score": share}) for name, c, _, share in self.shares()]
 
     def to_fiftyone(self) -> dict[str, Any]:
-        """See :meth:`seamseg.inference.results.base.ImageResult.to_fiftyone`."""
+        """See :meth:`seamseg.results.base.ImageResult.to_fiftyone`."""
         library, (name, probability) = import_library("fiftyone", "pip install fiftyone"), self.top(1)[0]
         return {"classification": library.Classification(label=name, confidence=probability)}

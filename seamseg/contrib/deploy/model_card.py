@@ -13,7 +13,6 @@ from seamseg.checkpoints.hub import check_repo, upload
 from seamseg.config.kinds import TIMM
 from seamseg.contrib.deploy.model_folder import ConvertedModel, check_folder, convert_model, filling
 from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
-from seamseg.inference.results import RESULTS
 from seamseg.maps.evaluation.scores import pixel_iou_titles
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import read_json, write_atomically
@@ -118,16 +117,11 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions) -> str:
 def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
     """Return the scores of a file by name: the identifier of the metric, and the value in percent."""
     content = read_json(path, "file of scores", EVALUATION_BYTES)
-    main = {
-        kind: key
-        for result in dict.fromkeys(RESULTS.values())
-        for kind, key in zip(result.kinds, result.main_scores, strict=True)
-    }
     # a panoptic network has mIoU, too, and one with masks box.AP
-    found = next((key for key in main.values() if _number(content, key) is not None), None)
-    if found != main[made.kind]:
+    found = next((key for key, _, _ in METRICS if _number(content, key) is not None), None)
+    if found != made.main_score:
         has = "" if found is None else f"has {found}, "
-        raise InputError(f"{path}: {has}no {main[made.kind]}: not the scores of a network of kind {made.kind}")
+        raise InputError(f"{path}: {has}no {made.main_score}: not the scores of a network of kind {made.kind}")
     names = {key: name for key, _, name in METRICS if not key.startswith("mIoU")} | pixel_iou_titles(content)
     scores = {
         names[key]: (identifier, round(value if key in _PERCENT else 100 * value, 2))

@@ -29,7 +29,6 @@ from seamseg.config import config_to_string
 from seamseg.contrib.classification.checkpoint import CLASSIFICATION, OpenedClassifier, open_classifier
 from seamseg.contrib.deploy.options import ConversionOptions
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.metadata import Metadata, metadata_header
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, require_packages
@@ -45,6 +44,7 @@ class ConvertedModel:
 
     kind: str
     task: str
+    main_score: str
     metadata: Metadata
     weights: Mapping[str, Any]
     licence: str
@@ -126,7 +126,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     # paths on this machine, which a model does not need
     config = opened.config
     config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))
-    result = RESULTS[config.general.kind].__name__
+    result = net.result_type.__name__
     loading, found = config.dataloader, InferenceOptions().input_size(config)
     size = f"shortest side {found.shortest_size}, longest at most {found.longest_max_size} pixels"
     if found.longest_size is not None:
@@ -134,6 +134,7 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     return ConvertedModel(
         kind=config.general.kind,
         task=config.parts_of_kind.task,
+        main_score=config.parts_of_kind.main_score,
         metadata=replace(opened.metadata, images=[]),
         weights=network_state(net),
         licence=options.licence or opened.licence,
@@ -159,6 +160,7 @@ def _classifier(path: Path, opened: OpenedClassifier, options: ConversionOptions
     return ConvertedModel(
         kind=CLASSIFICATION,
         task="image-classification",
+        main_score="top1",
         metadata=Metadata(0, len(opened.names), opened.names, [], []),
         weights=opened.net.state_dict(),
         licence=options.licence or (str(read_statement(stated).get("licence", "")) if stated.is_file() else ""),

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.config.kinds import KINDS
-from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import QUERY_OUTPUTS
 from seamseg.models.custom import WholeNetwork, predicted_maps
 from seamseg.models.panoptic import DenseOutputs, PanopticNet
@@ -202,8 +200,8 @@ class WholeExport(ExportNet):
 
     def __init__(self, net: WholeNetwork, *arguments: Any, **options: Any) -> None:
         super().__init__(net, *arguments, **options)
-        names = list(RESULTS[net.kind].outputs)
-        if KINDS[net.kind].has_masks:
+        names = list(net.result_type.outputs)
+        if net.has_masks:
             names.insert(names.index("count"), "mask_logits")
         self.output_names = (*names, *net.map_formats, *("ids",) * net.predicts_ids)
 

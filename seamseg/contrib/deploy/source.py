@@ -18,9 +18,9 @@ from seamseg.contrib.deploy.options import ExportOptions
 from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import OpenedModel, open_for_inference
-from seamseg.inference.results import RESULTS
 from seamseg.maps.formats.exported import ExportedMetadata
 from seamseg.maps.formats.metadata import Metadata
+from seamseg.maps.predictions import InferenceNetwork
 from seamseg.models.folding import fold_abn
 from seamseg.models.network import Network
 from seamseg.ops.fused import PRECISIONS
@@ -83,7 +83,7 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
         stated = network.export_size(opened.name, options.size, default_size(size))  # type: ignore[attr-defined]
         queries = traced(opened.name)
         return ExportSource(
-            queries, _metadata(opened, options, inference, query_classes=queries.query_classes), stated, size
+            queries, _metadata(network, opened, options, inference, query_classes=queries.query_classes), stated, size
         )
     config = opened.config
     net: Network | None = getattr(network, "net", None)
@@ -93,7 +93,7 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
     multiple = 1
     if net.of_parts:
         multiple = 32 if net.nms_threshold is None else max(config.fpn.out_strides) * config.rpn.stride
-    metadata = _metadata(opened, options, inference, multiple=multiple, with_ids=net.predicts_ids)
+    metadata = _metadata(network, opened, options, inference, multiple=multiple, with_ids=net.predicts_ids)
     if options.part == "all":
         # with the sizes of an input of scale 1 if a map has distances
         scale_1 = opened.reference
@@ -105,12 +105,12 @@ def open_source(path: Path, options: ExportOptions) -> ExportSource:
 
 
 def _metadata(
-    opened: OpenedModel, options: ExportOptions, inference: InferenceOptions, **more: Any
+    network: InferenceNetwork, opened: OpenedModel, options: ExportOptions, inference: InferenceOptions, **more: Any
 ) -> ExportedMetadata:
     config, loading = opened.config, opened.config.dataloader
-    has_thresholds = "score_threshold" in RESULTS[opened.kind].options
+    has_thresholds = "score_threshold" in network.result_type.options
     return ExportedMetadata(
-        kind=opened.kind,
+        kind=network.kind,
         config=config_to_string(config),
         metadata=opened.metadata,
         size=None,

@@ -18,6 +18,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.formats.exported import QUERY_OUTPUTS, ExportedMetadata
 from seamseg.maps.predictions import ArrayPrediction, InferenceNetwork, Prediction
+from seamseg.results import result_of
 from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, lacks_memory, one_line
 from seamseg.utils.limits import parse_json
 
@@ -34,7 +35,7 @@ class ExportedNetwork(InferenceNetwork):
         self._names: Sequence[str] = session.outputs
         self._name = name
         self.exported: ExportedMetadata = session.exported
-        self.kind = self.exported.kind
+        self.kind, self.result_type = self.exported.kind, result_of(self.exported.kind)
         self.precision = self.exported.precision
         has_detections = self.exported.of_queries or "count" in session.outputs
         self.nms_threshold = nms_threshold if has_detections else None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamseg.inference.anonymize import LEAST_SCORE as LEAST_HIDDEN_SCORE
-from seamseg.inference.results.detections import MOST_DETECTIONS
 from seamseg.maps.idmaps.upsampled import Size, best_classes, mask_boxes
 from seamseg.maps.predictions import ArrayPrediction, Prediction, QueryMasks
+from seamseg.results.anonymize import LEAST_SCORE as LEAST_HIDDEN_SCORE
+from seamseg.results.detections import MOST_DETECTIONS
 
 LEAST_SCORE = 0.05
 """Objects of a smaller probability are no detections."""
@@ -37,7 +37,7 @@ def prediction_of_queries(
 
     The result has `queries`. Its detections are the pairs of a query and a thing of a probability of at least
     :data:`LEAST_SCORE`, without pairs that have no pixel: all of at least
-    :data:`seamseg.inference.anonymize.LEAST_SCORE`, and others up to :data:`MOST_DETECTIONS` in total. The class of a
+    :data:`seamseg.results.anonymize.LEAST_SCORE`, and others up to :data:`MOST_DETECTIONS` in total. The class of a
     pixel is the one with the highest sum of class x mask probability over all queries. ValueError if shapes do not
     match.
     """

@@ -24,6 +24,7 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.predictions import ArrayPrediction, Prediction
 from seamseg.models.folding import choose_precision
+from seamseg.results import Detections
 from seamseg.structures import Normalise
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, one_line
@@ -42,6 +43,7 @@ _LAST_LAYER = "roi_heads.box_predictor.cls_score.bias"
 class TorchvisionNetwork(ForeignNetwork):
     """A detector of torchvision; `classes` has the class of each label, from the first thing, -1 for none."""
 
+    result_type = Detections
     net: Any  # a class of torchvision
 
     def __init__(

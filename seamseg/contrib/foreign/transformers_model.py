@@ -43,6 +43,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.inference.options import InferenceOptions
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.models.folding import choose_precision
+from seamseg.results import Panoptic
 from seamseg.structures import Normalise
 from seamseg.utils.distributed import choose_device, is_main_process
 from seamseg.utils.errors import InputError, SeamsegError, did_you_mean, one_line
@@ -58,7 +59,7 @@ _BILINEAR = Image.Resampling.BILINEAR
 class TransformersNetwork(ForeignNetwork):
     """A network of transformers; `side` is that of its square input, `tokens` are those of its task."""
 
-    kind = "panoptic"
+    kind, result_type = "panoptic", Panoptic
     nms_threshold = _NMS_THRESHOLD
 
     def __init__(

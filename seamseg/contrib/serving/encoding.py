@@ -13,8 +13,6 @@ from typing import Any
 from PIL import Image
 
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results import RESULTS
-from seamseg.inference.results.base import ImageResult
 from seamseg.maps.formats.metadata import class_infos
 from seamseg.maps.images import pixels_of
 from seamseg.maps.predictions import ArrayPrediction
@@ -22,6 +20,7 @@ from seamseg.maps.report.images import encode_index_map, encode_jpeg, reduced_sh
 from seamseg.maps.visualize.maps import draw_map, encode_map
 from seamseg.maps.visualize.overlay import distinct_colors
 from seamseg.predicting.writers.images import OverlayWriter
+from seamseg.results import ImageResult
 
 VIEW_SIZE = 1280
 """Longest side in pixels of what the page shows."""
@@ -55,7 +54,7 @@ class ResultEncoder:
         self._classes = [{"name": c.name, "isthing": c.isthing, "color": list(rgb)} for c, rgb in infos]
         self._encoders: dict[str, _Encoder] = {
             "json": self._json,
-            **({"png": self._png} if RESULTS[predictor.kind].has_ids else {}),
+            **({"png": self._png} if predictor.result_type.has_ids else {}),
             "overlay": self._overlay,
             "view": self._view,
             **{name: partial(self._map, name) for name in predictor.map_formats},

@@ -47,7 +47,7 @@ class Metric:
             their classes `cat` and crowd flags `iscrowd`, `id`, `native_size` `(h, w)`, `pixels`, the network's input,
             `H x W x 3` uint8, `maps`, read for :attr:`reads` by name, `channels x h x w` float32, and `result`, what is
             scored, after all thresholds, at native size and in the classes of the data set: a
-            :class:`seamseg.inference.results.panoptic.Panoptic`, `Detections` or `SemanticMap`, as `predict` returns it
+            :class:`seamseg.results.panoptic.Panoptic`, `Detections` or `SemanticMap`, as `predict` returns it
         prediction : numpy arrays at the size of the network's input, before thresholds: boxes, classes, scores,
             semantic, maps; floats are float32 whatever the precision of the network, maps of integers keep their type
         """

@@ -30,7 +30,7 @@ def draw_detections(
     Parameters
     ----------
     image : uint8 `H x W x 3`
-    objects : :class:`seamseg.inference.results.detections.Detection`, in pixels of an image of `size`, scaled to
+    objects : :class:`seamseg.results.detections.Detection`, in pixels of an image of `size`, scaled to
         `image` if it has another size
     size : `(height, width)`
     palette : one row `r, g, b` per class

@@ -15,16 +15,15 @@ from PIL import Image
 
 from seamseg.config.components import register
 from seamseg.config.sections import key
-from seamseg.inference.anonymize import Style, hide_classes
-from seamseg.inference.results.base import ImageResult, choose_classes
-from seamseg.inference.results.detections import Detections
-from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_legacy
 from seamseg.maps.visualize.overlay import draw_legend
 from seamseg.predicting.source import Source
+from seamseg.results import Detections, ImageResult, SemanticMap
+from seamseg.results.anonymize import Style, hide_classes
+from seamseg.results.base import choose_classes
 from seamseg.utils.files import replacing
 from seamseg.utils.limits import check_sides
 
@@ -232,7 +231,7 @@ class AnonymizeWriter(ImageFormat[ImageResult]):
     """The image, upright and at its own size, with some classes hidden: `<name>.jpg`; InputError for an unknown class.
 
     The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile. Names of classes,
-    `style` and `least_score` are as of :func:`seamseg.inference.anonymize.hide_classes`.
+    `style` and `least_score` are as of :func:`seamseg.results.anonymize.hide_classes`.
     """
 
     encoding: ClassVar[dict[str, Any]] = {"quality": ANONYMIZED_QUALITY, "subsampling": 0}

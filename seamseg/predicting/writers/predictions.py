@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 
 from seamseg.config.components import register
-from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import ImageResult
-from seamseg.inference.results.detections import Detections
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.formats.cityscapes.instance_files import mask_png
 from seamseg.maps.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter
@@ -30,6 +26,7 @@ from seamseg.maps.predictions import ArrayPrediction, MapFormat
 from seamseg.maps.visualize.maps import encode_map
 from seamseg.predicting.source import Source
 from seamseg.predicting.writers.images import OutputFormat, Record, Records
+from seamseg.results import Detections, ImageResult, Panoptic, Thresholds
 from seamseg.utils.files import replacing, write_atomically, write_json
 
 COCO_JSON = "panoptic.json"
@@ -156,7 +153,7 @@ class CocoResultsWriter(OutputFormat[Detections]):
     """All detections in COCO's format of results: `coco_results.json`, a list that `COCO.loadRes` reads.
 
     `image_id` is the name of the image without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
-    folder; see :meth:`seamseg.inference.results.detections.Detections.to_coco` for the rest.
+    folder; see :meth:`seamseg.results.detections.Detections.to_coco` for the rest.
     """
 
     kinds = ("instance_seg", "detection")

@@ -12,7 +12,6 @@ from PIL import Image
 
 from seamseg.config import Config
 from seamseg.inference.options import InferenceOptions
-from seamseg.inference.results.detections import Detections
 from seamseg.maps.evaluation.segments import gt_segments_from_instances
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.idmaps.segments import resize_nearest
@@ -20,6 +19,7 @@ from seamseg.maps.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.maps.visualize.detections import draw_detections
 from seamseg.maps.visualize.maps import draw_map
 from seamseg.maps.visualize.overlay import draw_boxes, draw_overlay
+from seamseg.results import Detections
 from seamseg.structures import Batch
 from seamseg.training.prefetch import TrainingBatch, prepare_batch
 from seamseg.validation.validator import PanopticValidation, ValidationResult

@@ -7,9 +7,9 @@ from support.onnx_scenes import OUTPUTS
 from support.small_models import semantic_net
 
 from seamseg.contrib.deploy.network import dynamic_shapes, export_net, failures_in_one_line, trace
-from seamseg.inference.results import RESULTS
 from seamseg.models.folding import for_inference
 from seamseg.ops import fused
+from seamseg.results import result_of
 from seamseg.utils.errors import SeamsegError
 
 
@@ -23,7 +23,7 @@ def run(net, image, size):
 def test_outputs_are_those_of_the_eager_network(kind, standard_ops):
     net = exported_net(kind, standard_ops)
     assert net.output_names == OUTPUTS[kind]
-    assert {*RESULTS[kind].outputs} == {*OUTPUTS[kind]} - {"mask_logits"}
+    assert {*result_of(kind).outputs} == {*OUTPUTS[kind]} - {"mask_logits"}
     found, wanted = run(net, *picture()), eager(net, *picture())
     assert_same(found, wanted, exact=kind != "semantic")
     if kind != "semantic":

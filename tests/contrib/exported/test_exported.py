@@ -36,11 +36,9 @@ from seamseg.contrib.exported.package import PackageSession, requirements
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.fusion import fuse, merge_queries, to_result
 from seamseg.inference.images import network_input
-from seamseg.inference.results.detections import Detections
-from seamseg.inference.results.panoptic import Panoptic
-from seamseg.inference.results.semantic import SemanticMap
 from seamseg.maps.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.maps.predictions import MapFormat, Prediction
+from seamseg.results import Detections, Panoptic, SemanticMap
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZE = (90, 140)

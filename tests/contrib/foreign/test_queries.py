@@ -14,12 +14,12 @@ from torch.testing import assert_close
 from seamseg.contrib.foreign.queries import prediction_of_queries
 from seamseg.data.input_size import InputSize
 from seamseg.fusion import fuse, merge_queries
-from seamseg.inference.anonymize import private_regions
-from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
-from seamseg.inference.results.detections import ranked_by_masks
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.panoptic_map import VOID, PanopticResult
+from seamseg.results import Panoptic, Thresholds
+from seamseg.results.anonymize import private_regions
+from seamseg.results.detections import ranked_by_masks
 from seamseg.validation.validator import InstanceScorer, ValidationItem
 
 CLASSES = np.array([3, 0, 4, 1, 2])
@@ -143,7 +143,7 @@ def test_a_whole_photo_is_merged_at_its_own_size(photo_size):
     """And average precision has the scores of the ranking, but not in tiles, which have no queries."""
     found = predict(*outputs(2, 30), (48, 80), (48, 80))
     metadata = Metadata(STUFF, 3, list("abcde"), [(0, 0, 0)] * 5, list(range(5)))
-    network = SimpleNamespace(kind="panoptic", on_gpu=False, tiles_problem=None, map_formats={})
+    network = SimpleNamespace(kind="panoptic", result_type=Panoptic, on_gpu=False, tiles_problem=None, map_formats={})
     thresholds = Thresholds(0.1, 0.2, min_stuff_area=0)
     result = Predictor(network, metadata, InputSize(), thresholds).result(found, photo_size)
     merged = merge_queries(found.queries, (48, 80), photo_size, STUFF, 0.1, 0.2)

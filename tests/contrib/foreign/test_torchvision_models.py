@@ -10,7 +10,7 @@ from support.tiny_transformers import refusal
 from torchvision.models import detection
 
 import seamseg
-from seamseg.inference.results.detections import Detections
+from seamseg.results import Detections
 from seamseg.utils.errors import SeamsegError
 
 NAMES = ("maskrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2")

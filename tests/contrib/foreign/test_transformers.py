@@ -17,7 +17,7 @@ from torch.nn import functional
 import seamseg
 from seamseg.checkpoints.model_path import digest
 from seamseg.contrib.foreign.class_lists import known_lists
-from seamseg.inference.results.panoptic import Panoptic
+from seamseg.results import Panoptic
 from seamseg.utils.errors import SeamsegError
 
 __all__ = ["fake_hub", "folder"]

@@ -17,8 +17,8 @@ from seamseg.cli.main import main
 from seamseg.contrib.serving import encoding
 from seamseg.contrib.serving.encoding import ResultEncoder
 from seamseg.data.input_size import InputSize
-from seamseg.inference.options import Thresholds
 from seamseg.maps.formats.metadata import Metadata
+from seamseg.results import Thresholds
 
 SIZE = (90, 140)
 OPTIONS = {"panoptic": {"shortest_size": 90, "min_stuff_area": 0}, "classification": {}}

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from support.source_files import brush, segment_masks
 
-from seamseg.inference.results.panoptic import Panoptic
 from seamseg.maps.folder import DatasetFolder
 from seamseg.maps.formats.cvat import encode_masks, label_colors, labelmap_text, parse_labelmap
 from seamseg.maps.formats.metadata import Metadata
@@ -19,6 +18,7 @@ from seamseg.maps.prepare.annotation_tools import prepare_cvat, prepare_label_st
 from seamseg.maps.prepare.convert import ConversionOptions
 from seamseg.predicting.folder import make_writers
 from seamseg.predicting.source import Source
+from seamseg.results import Panoptic
 from seamseg.utils.errors import InputError
 
 ONE = ConversionOptions(workers=1)

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from PIL import Image
 
-from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
-from seamseg.inference.options import Thresholds
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata, class_infos
 from seamseg.maps.images import open_image, pixels_of
 from seamseg.maps.panoptic_map import PanopticResult
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import distinct_colors, figure_html
+from seamseg.results.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.utils.errors import InputError, first_names, near_names
 from seamseg.utils.files import replacing, write_json
 from seamseg.utils.limits import check_sides
@@ -82,6 +81,15 @@ class LabelledObject(NamedTuple):
     mask: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds of the fusion to a panoptic map: see the keys of the same name in `[general]`."""
+
+    score_threshold: float = 0.5
+    overlap_threshold: float = 0.5
+    min_stuff_area: int = 4096
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ImageResult(ABC):
     """The result of a prediction on an image.
@@ -89,10 +97,8 @@ class ImageResult(ABC):
     Attributes
     ----------
     kinds : kinds of networks that give it, as in `[general] kind`
-    options : options of :class:`seamseg.inference.options.InferenceOptions` that only some results depend on, and this
-        one does
+    options : those of :data:`seamseg.inference.options.OF_RESULTS` that it depends on
     counted : what :meth:`counts` counts: segments, detections or classes
-    main_scores : for each of the kinds the key of the main score in the JSON of an evaluation
     outputs : names of the outputs that an exported network of it has at least, in order
     located : whether it says where in the image a class is
     has_ids : whether each pixel has one segment or class at most, see :meth:`id_png`
@@ -106,7 +112,6 @@ class ImageResult(ABC):
     kinds: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     counted: ClassVar[str]
-    main_scores: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
     located: ClassVar[bool] = True
     has_ids: ClassVar[bool] = False
@@ -122,7 +127,7 @@ class ImageResult(ABC):
         prediction: ArrayPrediction,
         size: tuple[int, int],
         metadata: Metadata,
-        thresholds: Thresholds = Thresholds(0.0),  # noqa: B008  # frozen
+        thresholds: Thresholds = Thresholds(0.0),  # frozen
         classes: Sequence[int] | None = None,
     ) -> ImageResult:
         """Make the result of an image of `size` from the output of the network, in pixels of its input.
@@ -228,7 +233,7 @@ class ImageResult(ABC):
         classes : names; include related classes, as `person,rider`
         style : "blur" or "pixels"
         least_score : minimum score of detections that are hidden, see
-            :func:`seamseg.inference.anonymize.private_regions`
+            :func:`seamseg.results.anonymize.private_regions`
 
         Raises
         ------
@@ -322,6 +327,11 @@ class ImageResult(ABC):
         except InputError:  # the file of the image may have moved
             overlay = replace(self, source=None).draw()
         return figure_html(overlay, repr(self), self.shares(), self.metadata.palette)
+
+
+def result_of(kind: str) -> type[ImageResult]:
+    """Return the type of the results of networks of a kind, which states it."""
+    return next(result for result in ImageResult.__subclasses__() if kind in result.kinds)
 
 
 def supervision_detections(

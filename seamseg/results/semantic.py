@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import Drawable, ImageResult, choose_classes
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.label_png import look_up
 from seamseg.maps.formats.metadata import Metadata
@@ -21,6 +19,7 @@ from seamseg.maps.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize import padded_palette
 from seamseg.maps.visualize.overlay import canvas, draw_overlay
+from seamseg.results.base import Drawable, ImageResult, Thresholds, choose_classes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +30,7 @@ class SemanticMap(ImageResult):
     ----------
     classes : `H x W` uint8, index into `metadata.categories`, 255 void (with a choice of classes only)
     probability : `H x W` uint8, 255 times the probability of the class, rounded down; None if it was not requested
-    metadata, prediction, source, maps : see :class:`seamseg.inference.results.base.ImageResult`
+    metadata, prediction, source, maps : see :class:`seamseg.results.base.ImageResult`
 
     Notes
     -----
@@ -48,7 +47,6 @@ class SemanticMap(ImageResult):
     kinds = ("semantic",)
     options = ("tta_fusion", "probabilities")
     counted = "segments"
-    main_scores = ("mIoU",)
     outputs = ("classmap", "probability")
     has_ids = True
     classes: np.ndarray
@@ -107,7 +105,7 @@ class SemanticMap(ImageResult):
     def only(self, classes: str | Sequence[str]) -> SemanticMap:
         """Return the result with some classes only; pixels of others are void.
 
-        `classes` are names, see :func:`seamseg.inference.results.base.choose_classes`.
+        `classes` are names, see :func:`seamseg.results.base.choose_classes`.
         """
         return replace(self, classes=_only(self.classes, choose_classes(classes, self.metadata)))
 

@@ -12,15 +12,6 @@ import numpy as np
 from PIL import Image
 
 from seamseg.fusion import fuse, merge_queries, to_result
-from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import (
-    Drawable,
-    ImageResult,
-    LabelledObject,
-    SourceImage,
-    choose_classes,
-    supervision_detections,
-)
 from seamseg.maps.formats.coco_writer import CocoPanopticWriter, encode_panoptic, encode_result
 from seamseg.maps.formats.id_png import id_image
 from seamseg.maps.formats.label_png import look_up
@@ -29,6 +20,15 @@ from seamseg.maps.idmaps.segments import resize_nearest
 from seamseg.maps.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.overlay import canvas, draw_overlay
+from seamseg.results.base import (
+    Drawable,
+    ImageResult,
+    LabelledObject,
+    SourceImage,
+    Thresholds,
+    choose_classes,
+    supervision_detections,
+)
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Panoptic(PanopticResult, ImageResult):
     id_map : `H x W` int32, the segment of each pixel, 0 void
     segments : id, class `name` and index `category`, score, area and box of each, see :class:`NamedSegment`
     prediction : output of the network before the fusion
-    metadata, source, maps : see :class:`seamseg.inference.results.base.ImageResult`
+    metadata, source, maps : see :class:`seamseg.results.base.ImageResult`
 
     Notes
     -----
@@ -70,7 +70,6 @@ class Panoptic(PanopticResult, ImageResult):
     kinds = ("panoptic",)
     options = ("score_threshold", "overlap_threshold", "min_stuff_area")
     counted = "segments"
-    main_scores = ("PQ",)
     outputs = ("boxes", "classes", "scores", "count", "classmap")
     has_ids = True
     segments: list[NamedSegment]  # type: ignore[assignment]
@@ -140,7 +139,7 @@ class Panoptic(PanopticResult, ImageResult):
     def only(self, classes: str | Sequence[str]) -> Panoptic:
         """Return the result with some classes only; pixels of others are void.
 
-        `classes` are names, see :func:`seamseg.inference.results.base.choose_classes`.
+        `classes` are names, see :func:`seamseg.results.base.choose_classes`.
         """
         kept = _only(self, choose_classes(classes, self.metadata))
         return replace(self, id_map=kept.id_map, segments=cast("list[NamedSegment]", kept.segments))

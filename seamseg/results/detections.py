@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from PIL import Image
 
-from seamseg.inference.options import Thresholds
-from seamseg.inference.results.base import (
-    Drawable,
-    ImageResult,
-    LabelledObject,
-    choose_classes,
-    supervision_detections,
-)
 from seamseg.maps.evaluation.coco_ap import encode_crop
 from seamseg.maps.formats.metadata import Metadata
 from seamseg.maps.idmaps.segments import resize_nearest, sigmoid
@@ -25,6 +17,14 @@ from seamseg.maps.pasting import paste_detections
 from seamseg.maps.predictions import ArrayPrediction
 from seamseg.maps.visualize.detections import draw_detections
 from seamseg.maps.visualize.overlay import canvas
+from seamseg.results.base import (
+    Drawable,
+    ImageResult,
+    LabelledObject,
+    Thresholds,
+    choose_classes,
+    supervision_detections,
+)
 
 if TYPE_CHECKING:
     import supervision
@@ -93,7 +93,7 @@ class Detections(ImageResult, Sequence[Detection]):
     image_size : `(height, width)` of the image
     has_masks : whether the network has masks
     prediction : output of the network with all objects, whatever their score
-    metadata, source, maps : see :class:`seamseg.inference.results.base.ImageResult`
+    metadata, source, maps : see :class:`seamseg.results.base.ImageResult`
 
     Notes
     -----
@@ -110,7 +110,6 @@ class Detections(ImageResult, Sequence[Detection]):
     kinds = ("instance_seg", "detection")
     options = ("score_threshold",)
     counted = "detections"
-    main_scores = ("mask.AP", "box.AP")
     outputs = ("boxes", "classes", "scores", "count")
     detections: list[Detection]
     image_size: tuple[int, int]
@@ -200,7 +199,7 @@ class Detections(ImageResult, Sequence[Detection]):
     def only(self, classes: str | Sequence[str]) -> Detections:
         """Return the result with some classes only.
 
-        `classes` are names, see :func:`seamseg.inference.results.base.choose_classes`.
+        `classes` are names, see :func:`seamseg.results.base.choose_classes`.
         """
         chosen = set(choose_classes(classes, self.metadata))
         return replace(self, detections=[d for d in self if d.category in chosen])
