@@ -90,7 +90,7 @@ class PanopticActor:
         given = LoadOptions(model, **options)
         opened = open_for_inference(model, given.device, given.config, given.meta, given)
         self.model = build_predictor(opened, given)
-        if self.model.kind != "panoptic":
+        if self.model.result_type is not Panoptic:
             raise InputError(f"{model}: a model of kind {self.model.kind}; PanopticActor needs a panoptic one")
         self.batch_size = batch_size
 
