@@ -55,10 +55,10 @@ TESTS = {
     "seamseg/maps/formats/cityscapes/labels.py": "tests/maps/prepare/test_cityscapes.py "
     "tests/contrib/foreign/test_class_lists.py",
     "seamseg/maps/pasting.py": "tests/test_fusion.py::test_detections_are_pasted_at_the_size_of_the_image "
-    "tests/maps/evaluation/test_coco_ap.py tests/inference/test_detections.py",
-    "seamseg/results/base.py": "tests/inference/test_result.py tests/inference/test_detections.py",
-    "seamseg/results/panoptic.py": "tests/inference/test_result.py",
-    "seamseg/inference/tta.py": "tests/inference/test_tta.py tests/inference/test_semantic.py "
+    "tests/maps/evaluation/test_coco_ap.py tests/results/test_detections.py",
+    "seamseg/results/base.py": "tests/results/test_result.py tests/results/test_detections.py",
+    "seamseg/results/panoptic.py": "tests/results/test_result.py",
+    "seamseg/inference/tta.py": "tests/inference/test_tta.py tests/results/test_semantic.py "
     "tests/contrib/test_maps.py::test_lengths_and_distances_at_any_size",
     "seamseg/inference/tiling.py": "tests/inference/test_tiles.py tests/inference/test_device_memory.py",
     "seamseg/ops/nms.py": "tests/ops/test_boxes.py tests/ops/test_nms.py",
@@ -73,7 +73,7 @@ TESTS = {
     **dict.fromkeys(
         ("seamseg/models/panoptic.py", "seamseg/models/panoptic_inference.py"),
         "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py tests/models/test_panoptic.py "
-        "tests/models/test_build.py tests/inference/test_detections.py "
+        "tests/models/test_build.py tests/results/test_detections.py "
         "tests/training/test_graphs.py::test_what_is_recorded_follows_from_the_configuration",
     ),
     "seamseg/models/folding.py": "tests/models/test_folding.py tests/models/test_semantic.py",
