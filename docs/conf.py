@@ -68,7 +68,7 @@ PUBLIC = (
     "checkpoints", "components", "config", "contrib.deploy", "contrib.exported", "contrib.foreign", "contrib.ray",
     "data", "fusion", "inference", "inplace_abn", "maps.evaluation", "maps.folder", "maps.formats", "maps.idmaps",
     "maps.images", "maps.metrics_file", "maps.panoptic_map", "maps.pasting", "maps.predictions", "maps.prepare",
-    "maps.visualize", "models", "ops", "predicting", "structures", "testing", "training", "validation",
+    "maps.visualize", "models", "ops", "predicting", "results", "structures", "testing", "training", "validation",
 )  # fmt: skip
 """The packages of the API reference."""
 

@@ -100,7 +100,7 @@ def _imported_parts(package):
     return {part: targets & imported.keys() - {part} for part, targets in imported.items() if part != "__init__"}
 
 
-@pytest.mark.parametrize("package", ["training", "predicting", "inference"])
+@pytest.mark.parametrize("package", ["training", "predicting", "inference", "results"])
 def test_imports_inside_a_package_have_one_direction(package):
     imported = _imported_parts(package)
     order = list(graphlib.TopologicalSorter(imported).static_order())

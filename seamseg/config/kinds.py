@@ -20,9 +20,8 @@ class Kind:
     """A kind of network.
 
     `task` is what it does, as the Hugging Face Hub names it, `main_score` the key of its score in the JSON of an
-    evaluation. Each of its `modules` has its own state dict in a
-    snapshot. Its `losses` have the order of `[optimizer] loss_weights`. The keys in `ignored`, `section.key` or a whole
-    `section`, have no effect.
+    evaluation. Each of its `modules` has its own state dict in a snapshot. Its `losses` have the order of `[optimizer]
+    loss_weights`. The keys in `ignored`, `section.key` or a whole `section`, have no effect.
     """
 
     task: str
@@ -101,7 +100,7 @@ _OF_SEAMLESS = frozenset(
 
 
 def kind_of_network(kind: str, network: str) -> Kind:
-    """Return the modules, losses and ignored keys of a kind for the network of `[general] network`."""
+    """Return a kind with the modules, losses and ignored keys of the network of `[general] network`."""
     if network == SEAMLESS:
         return KINDS[kind]
     return replace(KINDS[kind], modules=(WHOLE,), losses=(), ignored=KINDS[kind].ignored | _OF_SEAMLESS)

@@ -425,7 +425,7 @@ class Config:
 
     @property
     def parts_of_kind(self) -> Kind:
-        """Modules, losses and keys of the network."""
+        """The kind of network, with its modules, losses and keys."""
         return kind_of_network(self.general.kind, self.general.network)
 
     def components(self, kind: str | None = None) -> Iterator[tuple[Component, Any]]:

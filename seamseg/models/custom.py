@@ -352,13 +352,16 @@ class CustomNetwork(nn.Module):
     def inference(self, normalise: Any, device: torch.device, dtype: torch.dtype) -> Any:
         """Return what runs the network on images `H x W x 3` uint8; None for :meth:`predict`.
 
-        It is an :class:`seamseg.maps.predictions.InferenceNetwork`.
+        It is an :class:`seamseg.maps.predictions.InferenceNetwork`, whose `result_type` the caller sets.
         """
         return None
 
 
 class WholeNetwork(Network):
-    """A :class:`CustomNetwork`, of the component `name`, for the trainer and for predictors."""
+    """A :class:`CustomNetwork`, of the component `name`, for the trainer and for predictors.
+
+    `has_masks` tells whether its detections have masks.
+    """
 
     compiled_parts = ()
     of_parts = False

@@ -127,7 +127,7 @@ class ImageResult(ABC):
         prediction: ArrayPrediction,
         size: tuple[int, int],
         metadata: Metadata,
-        thresholds: Thresholds = Thresholds(0.0),  # frozen
+        thresholds: Thresholds = Thresholds(0.0),
         classes: Sequence[int] | None = None,
     ) -> ImageResult:
         """Make the result of an image of `size` from the output of the network, in pixels of its input.
@@ -330,8 +330,11 @@ class ImageResult(ABC):
 
 
 def result_of(kind: str) -> type[ImageResult]:
-    """Return the type of the results of networks of a kind, which states it."""
-    return next(result for result in ImageResult.__subclasses__() if kind in result.kinds)
+    """Return the type of results whose `kinds` contain a kind; InputError if this version has none."""
+    for result in ImageResult.__subclasses__():
+        if kind in result.kinds:
+            return result
+    raise InputError(f"no results are known of networks of kind {kind!r:.40}: update seamseg")
 
 
 def supervision_detections(

@@ -1,9 +1,11 @@
 """A network of the user as a whole: trained, resumed, validated and predicted with; and refused where it is wrong."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support.components import assert_refused, component_file, forget
 from support.interruptions import loss_lines, result, signals_at, train_until_done
@@ -11,6 +13,9 @@ from support.interruptions import loss_lines, result, signals_at, train_until_do
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.new import template
+from seamseg.inference.network import run_by_torch
+from seamseg.models.custom import CustomNetwork, WholeNetwork
+from seamseg.results import SemanticMap
 from seamseg.testing import check_component
 from seamseg.training.run import run_training
 from seamseg.utils.errors import InputError
@@ -119,3 +124,9 @@ def test_ids_maps_norms_and_export(options, file, tmp_path, seamseg_main):
 )
 def test_what_is_refused(old, new, overrides, message, options, file):
     assert_refused(options("run", *overrides), message, file, old, new)
+
+
+def test_what_runs_itself_has_the_results_of_its_kind():
+    own = {"kind": "semantic", "inference": lambda *given: SimpleNamespace()}
+    net = WholeNetwork(type("Own", (CustomNetwork,), own)(None, None), "own")
+    assert run_by_torch(net, None, torch.device("cpu")).result_type is SemanticMap

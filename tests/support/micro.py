@@ -18,6 +18,21 @@ from seamseg.maps.panoptic_map import VOID
 from seamseg.models.backbones.resnet import RESNETS, Architecture
 from seamseg.training import callbacks  # noqa: F401 (registered before a test has a registry of its own)
 
+SHORT = """[scheduler]
+epochs = 2
+burn_in_steps = 2
+[dataloader]
+shortest_size = 64
+longest_max_size = 128
+train_batch_size = 2
+val_batch_size = 2
+random_scale = None
+num_workers = 0
+train_set = train
+val_set = val
+"""
+"""Two epochs."""
+
 CONFIG = f"""{TINY_NETWORK}
 [body]
 body = resnet18
@@ -28,19 +43,7 @@ out_channels = {{{{"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}}}}
 [optimizer]
 lr = 0.005
 weight_decay_norm = no
-[scheduler]
-epochs = 2
-burn_in_steps = 2
-[dataloader]
-shortest_size = 64
-longest_max_size = 128
-train_batch_size = 2
-val_batch_size = 2
-random_flip = no
-random_scale = None
-num_workers = 0
-train_set = train
-val_set = val
+{SHORT}random_flip = no
 [callback tensorboard]
 enabled = no
 """

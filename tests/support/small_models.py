@@ -12,10 +12,12 @@ from seamseg.maps.formats.metadata import Metadata, metadata_header, write_metad
 from seamseg.models.build import build_network
 from seamseg.models.semantic import SemanticNet
 from seamseg.utils.errors import InputError
-from support.micro import CONFIG, narrow_body
+from support.micro import CONFIG, SHORT, narrow_body
 from support.networks import randomise
 
-SEMANTIC = """
+SEMANTIC = (
+    SHORT
+    + """
 [general]
 kind = semantic
 log_interval = 1
@@ -30,19 +32,8 @@ dilations = (1, 2)
 pooling_size = (4, 6)
 [optimizer]
 lr = 0.02
-[scheduler]
-epochs = 2
-burn_in_steps = 2
-[dataloader]
-shortest_size = 64
-longest_max_size = 128
-train_batch_size = 2
-val_batch_size = 2
-random_scale = None
-num_workers = 0
-train_set = train
-val_set = val
 """
+)
 
 SEMANTIC_CLASSES = Metadata(
     2, 1, ["sky", "road", "human--person"], [(70, 130, 180), (128, 64, 128), (220, 20, 60)], [23, 7, 24]

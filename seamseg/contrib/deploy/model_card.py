@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, upload
-from seamseg.config.kinds import TIMM
+from seamseg.config.kinds import KINDS, TIMM
 from seamseg.contrib.deploy.model_folder import ConvertedModel, check_folder, convert_model, filling
 from seamseg.contrib.deploy.options import CardOptions, ConversionOptions
 from seamseg.maps.evaluation.scores import pixel_iou_titles
@@ -118,7 +118,8 @@ def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
     """Return the scores of a file by name: the identifier of the metric, and the value in percent."""
     content = read_json(path, "file of scores", EVALUATION_BYTES)
     # a panoptic network has mIoU, too, and one with masks box.AP
-    found = next((key for key, _, _ in METRICS if _number(content, key) is not None), None)
+    main = (*(kind.main_score for kind in KINDS.values()), "top1")
+    found = next((key for key in main if _number(content, key) is not None), None)
     if found != made.main_score:
         has = "" if found is None else f"has {found}, "
         raise InputError(f"{path}: {has}no {made.main_score}: not the scores of a network of kind {made.kind}")

@@ -393,7 +393,8 @@ def test_licences(run, tmp_path):
     ("kind", "content", "pipeline", "first"),
     [
         ("instance_seg", {"box": {"AP": 0.5}, "mask": {"AP": 0.25}}, "image-segmentation", ("mask AP", 25.0)),
-        ("detection", {"box": {"AP": 0.5, "AP50": 0.75}}, "object-detection", ("box AP", 50.0)),
+        # of a metric of one's own
+        ("detection", {"accuracy": 0.3, "box": {"AP": 0.5}}, "object-detection", ("pixel accuracy", 30.0)),
         ("semantic", {"mIoU": 0.5, "accuracy": 0.875}, "image-segmentation", ("mIoU", 50.0)),
         ("classification", {"top1": 76.5, "top5": 93.25}, "image-classification", ("top-1 accuracy", 76.5)),
     ],
@@ -409,18 +410,19 @@ def test_cards_of_other_kinds(kind, content, pipeline, first, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("kind", "content", "expected"),
     [
-        ("{", "not JSON, or a truncated one"),
-        ("[]", "no PQ: not the scores of a network of kind panoptic"),
-        ({"mIoU": 0.5}, "has mIoU, no PQ: not the scores"),
-        ({"PQ": 0.5, "per_class": {"car": {}}}, "scores of 1 classes, the model has 3"),
+        ("panoptic", "{", "not JSON, or a truncated one"),
+        ("panoptic", "[]", "no PQ: not the scores of a network of kind panoptic"),
+        ("panoptic", {"mIoU": 0.5}, "has mIoU, no PQ: not the scores"),
+        ("semantic", {"mIoU": 0.5, "box": {"AP": 0.5}}, "has box.AP, no mIoU: not the scores"),
+        ("panoptic", {"PQ": 0.5, "per_class": {"car": {}}}, "scores of 1 classes, the model has 3"),
     ],
 )
-def test_wrong_scores(run, tmp_path, content, expected):
+def test_wrong_scores(kind, tmp_path, content, expected):
     path = write_scores(tmp_path / "s.json", content)
     with pytest.raises(InputError) as error:
-        push(run, folder=tmp_path / "out", scores=path)
+        push(write_run(tmp_path / "run", kind), folder=tmp_path / "out", scores=path)
     assert str(error.value).startswith(f"{path}: {expected}")
     assert [*(tmp_path / "out").iterdir()] == []
 
