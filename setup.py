@@ -121,7 +121,7 @@ class Kernels(build_ext):
             return "torch is a build for the CPU"
         asked = asked or os.environ.get("FORCE_CUDA", "0") != "0" or "TORCH_CUDA_ARCH_LIST" in os.environ
         if not asked and not cards():
-            return "no GPU was found where seamseg was built; FORCE_CUDA=1 builds them nevertheless"
+            return "not built, as there was no GPU; FORCE_CUDA=1 builds them"
         home = cuda_home()
         if home is None:
             return "no nvcc was found; set CUDA_HOME"

@@ -100,7 +100,7 @@ def test_the_result_of_a_training(micro, micro_config, tmp_path):
     assert [line["step"] for line in done.history if line["kind"] == "train"] == [1, 2, 3, 4]
     assert done.scores["PQ"] == done.validation.PQ == done.history[-1]["PQ"]
     assert done.best == done.validation.selection.value
-    assert repr(done).splitlines()[:2] == [f"{run}: done (4 steps, 1 epochs)", f"best score {done.best:.4g}"]
+    assert repr(done).splitlines()[:2] == [f"{run}: done (4 steps, 1 epoch)", f"best score {done.best:.4g}"]
     assert repr(done).endswith(done.validation.table())
     again = seamseg.train(micro_config, micro, run, "cpu", overrides=given, resume="auto")
     assert (again.validation, again.scores, again.best) == (None, done.scores, done.best)

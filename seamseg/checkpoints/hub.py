@@ -114,7 +114,7 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     if isinstance(error, errors.LocalEntryNotFoundError):
         offline = isinstance(cause, errors.OfflineModeIsEnabled)
         why = "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({reason})"
-        advice = "download it elsewhere with `hf download --local-dir` and name its folder"
+        advice = f"download it elsewhere with `hf download {uri.removeprefix(SCHEME)} --local-dir DIR` and name DIR"
         text = f"{uri}: not in the cache, or not completely, and {why}; {advice}"
         return InputError(text) if offline else SeamsegError(text)
     if isinstance(error, errors.RevisionNotFoundError):

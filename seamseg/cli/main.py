@@ -203,7 +203,8 @@ class Parser(argparse.ArgumentParser):
         """Print the message and exit with code 2."""
         if "arguments are required" in message and (order := self._in_order()):
             message += f"; write {self.prog} {' '.join(order)}"
-        self.exit(2, f"{one_line(f'{self.prog}: {message}')}; see {self.prog} --help\n")
+        line = one_line(f"{self.prog}: {message}")
+        self.exit(2, f"{line}{'' if line.endswith('?') else ';'} see {self.prog} --help\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
         """Parse arguments; the parser of the command reports unknown options, with the most similar known one."""

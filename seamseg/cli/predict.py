@@ -9,7 +9,7 @@
 MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
 network (.onnx, .pt2), a folder of a panoptic network of transformers, torchvision:NAME of a detector, or
 hf://user/repo[@revision] on the Hugging Face Hub. IN is an image, a folder (with its sub-folders, which are kept in
-OUT), a quoted glob, LIST.txt or @LIST with one path a line, or a video (needs PyAV). The EXIF orientation of an image
+OUT), a quoted glob, LIST.txt or @LIST with one path per line, or a video (needs PyAV). The EXIF orientation of an image
 is applied, and the output has its size. Images that cannot be read are reported, counted and skipped; the exit code is
 then 1. Several INs are allowed (photos/*.jpg without quotes); OUT, a folder, is always the last argument; for one video
 it may be a file, drive.mp4, which gets the overlays. For tars, object stores and several machines use `python -m
@@ -31,7 +31,7 @@ Formats of panoptic models, separated by commas:
               zip the folder and upload it as annotations, to correct them
   labelstudio labelstudio/{tasks/<name>.json,label_config.xml}: tasks of Label Studio, brush regions as predictions
 
-Formats of these and the following models:
+Formats of all models:
 
   json        json/<name>.json, class, score, box, area and mask (RLE of COCO) of each segment or object
   csv         counts.csv, the number and area of the segments or objects of each class in each image

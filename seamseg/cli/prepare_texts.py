@@ -91,7 +91,7 @@ a section for each class:
 
 {"".join(f"  {line}".rstrip() + chr(10) for line in CLASS_LIST.splitlines())}
 or classes.json: [{{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}}, ...]. Colours are optional.
-A .txt with a name a line, as of labelme, and data.yaml of YOLO are class lists, too: of things, with ids from 0.
+A .txt with one name per line, as of labelme, and data.yaml of YOLO are class lists, too: of things, with ids from 0.
 Labelme needs none: its labels are the classes.
 """
 

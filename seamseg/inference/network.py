@@ -222,7 +222,7 @@ class TrainedModel:
         trained = kind_of(opened.snapshot, opened.name)
         if trained != self.kind and is_main_process() and not console.quiet:
             echo(
-                f"{opened.name}: a model for {trained} is used for {self.kind}, without its other parts",
+                f"{opened.name}: the {self.kind} part of a {trained} model is used",
                 file=sys.stderr,
             )
         net = for_inference(cast(Any, net), device, options.precision)

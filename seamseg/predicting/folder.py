@@ -78,13 +78,14 @@ def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
 class OutputFolder:
     """The folder, the formats that write there, and the manifest; `head` is its first line.
 
-    `names` has the images with a line by this process; True if it is done.
+    `names` has the images with a line by this process; True if it is done. `bar` shows their number.
     """
 
     out: Path
     writers: Sequence[OutputFormat[Any]]
     head: Line
     names: dict[str, bool] = field(default_factory=dict)
+    bar: Any = None
 
     @property
     def manifest(self) -> Path:
@@ -173,6 +174,9 @@ class OutputFolder:
         except OSError as error:
             raise cannot_write(self.manifest, error) from error
         self.names[line["name"]] = line["status"] == "ok"
+        if self.bar is not None:
+            with self.bar.get_lock():
+                self.bar.update()
 
     def finish(self) -> None:
         """Sort the manifest, and write the files about all images; called by the main process at the end."""

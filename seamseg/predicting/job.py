@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby
@@ -40,7 +40,7 @@ from seamseg.utils.limits import ALONE_PIXELS
 from seamseg.utils.output import console, echo
 from seamseg.utils.parallel import BackgroundWriter, share_cores, threaded_map
 from seamseg.utils.process import LARGE_PIXELS, graceful_termination, return_memory
-from seamseg.utils.progress import progress
+from seamseg.utils.progress import bar
 
 _FUSED_BYTES = 8
 """Memory of the map of an image, and of an output that a format draws, for each of its pixels."""
@@ -188,11 +188,10 @@ def predict_all(
         earlier = gather_objects(world, earlier, group)[0]
         keep_rgb = any(w.needs_photo for w in folder.writers)
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
-        images: Iterator[DecodedImage | UnreadableSource] = reader.read(workers)
-        if world.rank == 0 and not console.quiet:
-            images = progress(images, reader.total, "predict")
+        images = reader.read(workers)
         loop = _PredictionLoop(predictor, folder)
-        with graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
+        shown = nullcontext() if console.quiet or world.rank else bar(reader.total, "predict")
+        with shown as folder.bar, graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             loop.run(images, batch_size or predictor.batch_size, threads, begin)
         names = folder.names
         good, redone = sum(names.values()), sum(name in earlier for name in names)

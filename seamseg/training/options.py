@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamseg.config import Config
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, counted
 from seamseg.utils.options import option, override_texts, several
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class TrainResult:
 
     def __repr__(self) -> str:
         end = f"stopped: {self.stopped}" if self.stopped else "done"
-        lines = [f"{self.run_folder}: {end} ({self.steps} steps, {self.epochs} epochs)"]
+        lines = [f"{self.run_folder}: {end} ({counted(self.steps, 'step')}, {counted(self.epochs, 'epoch')})"]
         lines += [] if self.best is None else [f"best score {self.best:.4g}"]
         if self.validation is not None:
             lines.append(self.validation.table())

@@ -31,6 +31,11 @@ def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") ->
     return iter(iterable if console.quiet else _bar(iterable, total, desc))
 
 
+def bar(total: int | None, desc: str) -> tqdm:
+    """Return a context manager that shows progress on stderr; its `update()` counts an item, from any thread."""
+    return _bar(None, total, desc)
+
+
 def counter(desc: str = "") -> Callable[[int, int], None]:
     """Return a function that shows the progress of work which reports `(done, total)` after each item."""
     bar: tqdm | None = None

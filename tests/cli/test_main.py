@@ -68,9 +68,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["trian"], "seamseg: unknown command 'trian'; did you mean 'train'?; see seamseg --help"),
+        (["trian"], "seamseg: unknown command 'trian'; did you mean 'train'? see seamseg --help"),
         (["--fast"], "seamseg: unknown argument --fast; see seamseg --help"),
-        (["doctor", "--dbug"], "seamseg doctor: unknown argument --dbug; did you mean '--debug'?; see seamseg doctor"),
+        (["doctor", "--dbug"], "seamseg doctor: unknown argument --dbug; did you mean '--debug'? see seamseg doctor"),
         (
             ["train", "--epochs", "3", "a", "b"],
             "seamseg train: unknown argument --epochs; did you mean --set scheduler.epochs=VALUE?",

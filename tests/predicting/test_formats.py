@@ -120,7 +120,7 @@ def test_photos_without_detections(models, kind, photos, tmp_path, seamseg_main)
 
 def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
     model = seamseg.load(models["panoptic"], device="cpu", overrides=[f"general.kind={kind}"], score_threshold=0)
-    said = f"panoptic.pth.tar: a model for panoptic is used for {kind}, without its other parts\n"
+    said = f"panoptic.pth.tar: the {kind} part of a panoptic model is used\n"
     assert capsys.readouterr().err.endswith(said)
     assert model.kind == kind
     panoptic = seamseg.load(models["panoptic"], device="cpu").predict(photos / "street.png")

@@ -216,7 +216,7 @@ class CsvWriter(OutputFormat[ImageResult]):
         # a name may have bytes that are not UTF-8
         options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
         with replacing(self.out / self.final) as temporary, open(temporary, "w", **options) as file:
-            table = csv.writer(file)
+            table = csv.writer(file, lineterminator="\n")
             table.writerow(("image", "class", "count", "area"))
             for record in records():
                 for name, (count, area) in (record["counts"] or {"": (0, 0)}).items():

@@ -289,7 +289,7 @@ def test_no_network_and_a_hub_that_fails(fake_hub, commit, monkeypatch):
     assert open_model(URI).metadata == open_model(f"{URI}@{commit}").metadata == CLASSES
     assert refusal("hf://someone/else") == (
         "not in the cache, or not completely, and HF_HUB_OFFLINE is set; download it elsewhere with `hf download "
-        "--local-dir` and name its folder"
+        "someone/else --local-dir DIR` and name DIR"
     )
     assert fake_hub.requests == []
 
