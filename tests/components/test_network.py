@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from support.components import assert_refused, component_file, forget
 from support.interruptions import loss_lines, result, signals_at, train_until_done
@@ -129,4 +128,4 @@ def test_what_is_refused(old, new, overrides, message, options, file):
 def test_what_runs_itself_has_the_results_of_its_kind():
     own = {"kind": "semantic", "inference": lambda *given: SimpleNamespace()}
     net = WholeNetwork(type("Own", (CustomNetwork,), own)(None, None), "own")
-    assert run_by_torch(net, None, torch.device("cpu")).result_type is SemanticMap
+    assert run_by_torch(net, None, "cpu").result_type is SemanticMap

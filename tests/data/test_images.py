@@ -117,12 +117,6 @@ def test_the_first_of_several_frames(tmp_path, monkeypatch):
         assert not open_image(path).info[SEVERAL_FRAMES]
 
 
-def test_no_file(tmp_path):
-    for path, reason in ((tmp_path / "none.png", "no such image"), (tmp_path, "folder")):
-        with pytest.raises(UnreadableImage, match=reason):
-            open_image(path)
-
-
 @pytest.mark.filterwarnings("error")
 def test_decompression_bomb(tmp_path):
     """Pillow neither warns of what is within the limit nor reads the other."""

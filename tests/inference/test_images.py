@@ -17,7 +17,7 @@ from seamseg.inference import images as photos
 from seamseg.inference.images import as_image, equal_size_batches
 from seamseg.inference.options import InferenceOptions
 from seamseg.results import Panoptic
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, UnreadableImage
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 CHANNELS_FIRST = torch.from_numpy(RGB).permute(2, 0, 1)
@@ -98,8 +98,9 @@ def test_photos_are_read_lazily(model, micro):
     assert taken == []
     next(results)
     assert taken == [0, 1]
-    with pytest.raises(InputError, match="no such image"):
-        list(model.predict_iter([Image.new("RGB", (20, 20)), "missing.jpg"]))
+    for name, reason in (("missing.jpg", "no such image"), (".", "folder")):
+        with pytest.raises(UnreadableImage, match=reason):
+            list(model.predict_iter([Image.new("RGB", (20, 20)), name]))
     with pytest.raises(InputError, match="batch_size"):
         list(model.predict_iter([], batch_size=0))
 
