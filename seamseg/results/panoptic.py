@@ -130,7 +130,7 @@ class Panoptic(PanopticResult, ImageResult):
     def mask(self, segment: int | Segment | str) -> np.ndarray:
         """Return the mask of a segment, given by itself or its id, or of a class, given by its name: `H x W` bool."""
         if isinstance(segment, str):
-            return np.isin(self.classes, choose_classes(segment, self.metadata))
+            return np.isin(self.classes, choose_classes(segment, self.metadata, "segment"))
         if not isinstance(segment, Segment) and segment not in (0, *(s.id for s in self.segments)):
             raise InputError(f"no segment has the id {segment}")
         found: np.ndarray = self.id_map == (segment.id if isinstance(segment, Segment) else segment)
