@@ -11,6 +11,7 @@ import tarfile
 import time
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,8 +107,7 @@ def test_wrong_use(actor, micro_run, monkeypatch):
         actor({"path": []})
     with pytest.raises(InputError, match="`batch_size=0`: must be at least 1"):
         PanopticActor(micro_run, batch_size=0)
-    monkeypatch.setattr(actor.model, "kind", "semantic")
-    monkeypatch.setattr(ray_data, "build_predictor", lambda *_: actor.model)
+    monkeypatch.setattr(ray_data, "build_predictor", lambda *_: SimpleNamespace(kind="semantic", result_type=None))
     with pytest.raises(InputError, match="a model of kind semantic; PanopticActor needs a panoptic one"):
         PanopticActor(micro_run, device="cpu")
 
