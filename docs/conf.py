@@ -197,8 +197,21 @@ def _literal(match: re.Match[str]) -> str:
     return f"``{match[1]}``" + ("\\ " if match[2] else "")
 
 
+REGION = re.compile(r"<!-- README: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+"""What a page has, on GitHub, in place of a part of the README."""
+
+
+def _readme_part(match: re.Match[str]) -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = text.split(f"<!-- {match[1]} -->\n")[1].split(f"<!-- end of {match[1]} -->")[0]
+    return re.sub(r"\]\(docs/", "](/", part)
+
+
 def link_root_files(app, docname, source) -> None:  # type: ignore[no-untyped-def]
     """Fill the pages of ROOT_PAGES with the files of the repository, and point links to such files at the pages."""
+    if REGION.search(source[0]):
+        app.env.note_dependency(str(ROOT / "README.md"))
+        source[0] = REGION.sub(_readme_part, source[0])
     original = next(
         (path for path, page in ROOT_PAGES.items() if page == f"/{docname}.md" and docname != "index"), None
     )
