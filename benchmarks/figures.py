@@ -236,7 +236,7 @@ def _models() -> Iterator[Figure]:
         "vistas_r50": "`seamseg_r50_vistas.zip` | Vistas | PQ 37.99",
         "vistas_wrn38": "`wide_resnet38_deeplab_vistas.pth.tar` (semantic) | Vistas | mIoU 53.42 (test set)",
         "maskrcnn_resnet50_fpn_v2": "`torchvision:maskrcnn_resnet50_fpn_v2` (instances) | COCO | mask AP 41.8",
-        "toy_city_r18": "`runs/demo`, made by `seamseg demo` | drawn city | PQ 61, measured",
+        "toy_city_r18": "`runs/demo`, made by `seamseg demo` | synthetic city | PQ 61, measured",
     }
     for side, row in load("models")["rows"].items():
         yield Figure("README.md", f"| {names[side]} | {{}} s, {{}} GB |", (row["s"], row["peak GB"]))

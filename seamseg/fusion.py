@@ -294,7 +294,7 @@ def merge_queries(
                 id_of_stuff[category] = len(categories) - 1
         id_of_number[k + 1] = id_of_stuff.get(category, len(categories) - 1)
     ids = np.empty(found.numbers.shape, np.int32)
-    for row, numbers in zip(ids, found.numbers):  # at once the index would take 8 bytes a pixel
+    for row, numbers in zip(ids, found.numbers):  # at once the index would take 8 bytes per pixel
         row[:] = id_of_number[numbers]
     return FusedMap(ids, categories, scores, [False] * len(categories))
 

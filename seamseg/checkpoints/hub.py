@@ -45,7 +45,7 @@ def fetch(
         try:
             join_inside(Path(repo), file)
         except InputError:
-            raise InputError(f"{uri}: malformed: {file} is not inside of the repository") from None
+            raise InputError(f"{uri}: malformed: {file} is not inside the repository") from None
     if file is not None and file.lower().endswith(".pt2"):
         raise InputError(f"{uri}: not downloaded: a .pt2 package is a program; check and copy it yourself")
     with quiet_hub(uri) as hub:

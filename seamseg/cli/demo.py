@@ -5,8 +5,8 @@
 
 The demo renders street scenes in the layout of Cityscapes, converts them, trains a ResNet-18 panoptic network on a GPU
 or the CPU, predicts 40 held-out scenes, evaluates PQ, and writes report.html. After an interruption, re-run the same
-command to resume. The run folder is a model like any other, but knows the drawn city only: on real images its output is
-nonsense.
+command to resume. The run folder is a model like any other, but knows the synthetic city only: on real images its
+output is nonsense.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     seamseg train my.ini DATA --log-dir runs/my --resume auto --set general.snapshot_interval=500
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
-small_r18 is for some hundred images of your own, on two CPU cores or a small GPU. `body:torchvision` downloads the
+small_r18 is for a few hundred images of your own, on two CPU cores or a small GPU. `body:torchvision` downloads the
 ImageNet weights of torchvision for the ResNet of the configuration.
 
 `[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg, detection or semantic.

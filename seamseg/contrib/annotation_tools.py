@@ -63,7 +63,7 @@ class CvatWriter(_ToolWriter):
     def write(self, source: Source, rgb: np.ndarray | None, prediction: ArrayPrediction, result: Panoptic) -> Record:
         """Write both images and return the name."""
         if source.name.encode(errors="replace").decode().splitlines() != [source.name]:
-            raise InputError(f"{cvat.LISTS} has a name a line, in UTF-8")
+            raise InputError(f"{cvat.LISTS} has one name per line, in UTF-8")
         masks = cvat.encode_masks(result.id_map, result.segments, self._colors, source.name)
         for path, codes in zip(self.paths(source), masks):
             write_id_png(path, codes)

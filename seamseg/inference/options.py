@@ -154,7 +154,7 @@ class InferenceOptions:
         "LIST",
     )
     tta_fusion: str = _views(
-        "merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
+        "merge the views of a semantic model by mean (of the probabilities), max (the most confident view) or voting "
         "(default: mean)",
         "mean",
         "M",

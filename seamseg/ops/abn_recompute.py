@@ -73,7 +73,7 @@ def cached_statistics(compute: Callable[..., T], *arguments: Any) -> T:
 def checkpointed(part: Callable[..., Any], *inputs: Any) -> Any:
     """Run `part(*inputs)`, keeping only inputs and outputs for the backward pass, which recomputes the rest.
 
-    Losses, gradients and running statistics equal a plain call, bit by bit on the CPU. A part inside of another one is
+    Losses, gradients and running statistics equal a plain call, bit by bit on the CPU. A part inside another one is
     called plainly, as are all parts of an exported network. Under `torch.compile` the compiler plans the
     recomputation; there, too, statistics and their exchange between processes are kept. `part` must compute the same in
     both runs; a function must not contain dropout.

@@ -35,8 +35,8 @@ def upsample_fusion(logits: Sequence[Tensor], size: tuple[int, int], mode: str =
     `C x h x w`, each of the whole image, of any size; classes are int64 `H x W`, probabilities `H x W`, float32 for
     logits of half precision.
 
-    Mode "mean" takes the class of highest mean probability; "max" class and probability of the surest view, the first
-    of equal ones; "voting" the class that most views find best, with the mean of the probabilities of these views.
+    Mode "mean" takes the class of highest mean probability; "max" class and probability of the most confident view, the
+    first of equal ones; "voting" the class that most views find best, with the mean of their probabilities.
     """
     if mode not in FUSIONS:
         raise ValueError(f"upsample_fusion: mode must be one of {', '.join(FUSIONS)}, got {mode!r}")

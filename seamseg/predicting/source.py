@@ -311,7 +311,7 @@ def _of_list(path: Path) -> Found:
             refuse_url(line, f"{path}: ")
             addresses.append(found or str(spellings[2]))
     if not addresses:
-        raise InputError(f"{path}: this list names 0 images; it needs one path a line")
+        raise InputError(f"{path}: this list names 0 images; it needs one path per line")
     return _in_common(addresses)
 
 

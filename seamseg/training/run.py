@@ -152,9 +152,9 @@ def _log_setup(setup: Setup, metadata: Metadata, loader: BatchLoader | None, wor
         parts = [f"batch {index_sampler(loader).batch_size}"]
         parts += [f"{accumulate} batches"] if accumulate > 1 else []
         parts += [f"{world.size} processes"] if world.size > 1 else []
-        threads = f", {counted(torch.get_num_threads(), 'thread')} a process" if world.device.type == "cpu" else ""
+        threads = f", {counted(torch.get_num_threads(), 'thread')} per process" if world.device.type == "cpu" else ""
         dtype = str(compute_dtype(setup.options.precision, world.device)).removeprefix("torch.")
-        log.info(f"{counted(images, 'training image')}, {' x '.join(parts)} a step, {dtype}{threads}")
+        log.info(f"{counted(images, 'training image')}, {' x '.join(parts)} per step, {dtype}{threads}")
     setup.log_notes(loader, world, log)
 
 

@@ -115,7 +115,7 @@ def segmentation(config: Config, source: str | Path = "config") -> Setup:
 
 
 def _log_notes(config: Config, loader: BatchLoader | None, world: World, log: TextLog) -> None:
-    """Warn of a learning rate for another number of images a step, ignored keys, and images that are mostly void."""
+    """Warn of a learning rate for another number of images per step, ignored keys, and images that are mostly void."""
     if loader is not None:
         images = index_sampler(loader).batch_size * config.optimizer.accumulate * world.size
         if (note := step_note(config, images, -(-len(loader) // config.optimizer.accumulate))) is not None:

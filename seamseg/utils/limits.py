@@ -246,7 +246,7 @@ def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) 
     """Parse untrusted JSON as `json.loads` does; `constant` is called for NaN and Infinity.
 
     ValueError if the text is not JSON, is nested too deeply, or holds more lists and objects than its size accounts
-    for: each takes some hundred bytes of memory.
+    for: each takes a few hundred bytes of memory.
     """
     brackets = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
     containers = sum(data.count(bracket) for bracket in brackets)  # type: ignore[arg-type, misc]

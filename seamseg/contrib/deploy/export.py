@@ -235,7 +235,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         count = 64 if options.calibrate is None else options.calibrate
         paths = calibration_images(options.int8, stated.metadata, split, count)
     calibrating = "" if paths is None else f", running it on {counted(len(paths), 'image')} to choose the ranges"
-    duration = "a minute or more" if chosen.standard_ops and paths is None else "minutes"
+    duration = "seconds to minutes" if chosen.standard_ops and paths is None else "minutes"
     _say(f"tracing the network at {size[0]} x {size[1]}{calibrating} and writing {path}, which takes {duration}")
     if paths is None:
         _write(net, path, metadata, size)

@@ -143,7 +143,7 @@ def known_lists() -> dict[str, ClassNames]:
 
 
 def _packaged(name: str) -> ClassNames:
-    """Read a packaged list: a line a class with id, kind, colour and names, separated by commas."""
+    """Read a packaged list: a line per class with id, kind, colour and names, separated by commas."""
     text = (resources.files("seamseg.contrib.foreign") / "classes" / f"{name}.txt").read_text(encoding="utf-8")
     rows, aliases = [], {}
     for line in text.splitlines():

@@ -66,6 +66,6 @@ def look_up(ids: np.ndarray, values: Sequence[tuple[int, int]], dtype: Any, void
     for identity, value in values:
         table[identity] = value
     found = np.empty(ids.shape, dtype)
-    for row, out in zip(ids, found):  # at once the index would take 8 bytes a pixel
+    for row, out in zip(ids, found):  # at once the index would take 8 bytes per pixel
         out[...] = table[row]
     return found

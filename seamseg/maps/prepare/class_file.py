@@ -58,7 +58,7 @@ def read_class_list(path: str | Path, kinds: bool = False) -> ClassList:
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
     such a list as `categories` and optionally a list of the void values and labels as `void`.
 
-    `*.txt` has a name a line, or ids from 0 or 1 with names, and `*.yaml` a list or an object as `names`: all are
+    `*.txt` has one name per line, or ids from 0 or 1 with names, and `*.yaml` a list or an object as `names`: all are
     things, by default with ids from 0. As for labelme, `__ignore__` is void without an id, and `_background_` is stuff.
     """
     return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path), kinds)

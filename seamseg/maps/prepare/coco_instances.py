@@ -51,7 +51,7 @@ class _Annotation(NamedTuple):
 _FARTHEST = 16
 """Largest distance of a polygon corner, in multiples of the longer image side."""
 _OUTLINE_PIXELS = 1 << 22
-"""Length of the polygons of an object: pycocotools takes 40 bytes a pixel."""
+"""Length of the polygons of an object: pycocotools takes 40 bytes per pixel."""
 _LAYER_PIXELS = 1 << 28
 _MAX_LAYERS, _MAX_OBJECTS = 64, (1 << 16) - 1
 _MAX_RUNS = 1 << 24

@@ -173,7 +173,7 @@ def _path(file: File) -> str:
 
 
 def _trees(folders: tuple[str, ...]) -> list[dict[str, File]]:
-    """Return the files of each folder by path; labels inside of the folder of images are no images."""
+    """Return the files of each folder by path; labels inside the folder of images are no images."""
     photos, *others = (tree_files(folder, what) for folder, what in zip(folders, ("images", "labels", "instances")))
     root = os.path.realpath(folders[0])
     for folder, files in zip(folders[1:], others):

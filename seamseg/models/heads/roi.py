@@ -312,7 +312,7 @@ IGNORED_PIXEL = -1
 def mask_targets(
     samples: Tensor, match: Tensor, ids: Tensor, masks: Tensor, size: tuple[int, int], void_is_background: bool
 ) -> Tensor:
-    """Sample the id map `L x H x W` inside of samples `M x 4`: float32 `M x size` of 1, 0 or :data:`IGNORED_PIXEL`.
+    """Sample the id map `L x H x W` inside samples `M x 4`: float32 `M x size` of 1, 0 or :data:`IGNORED_PIXEL`.
 
     `ids` (int64 `G`) are the instances of the ground-truth boxes. All pixels of a sample without a match are ignored,
     and void ones unless `void_is_background`.

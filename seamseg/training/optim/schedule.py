@@ -96,7 +96,7 @@ class LRSchedule:
 
 
 def step_note(config: Config, images: int, epoch_length: int) -> str | None:
-    """Return what to set for so many images a step, None if rate and schedule are for it; lengths are in steps."""
+    """Return what to set for so many images per step, None if rate and schedule are for it; lengths are in steps."""
     optimizer, scheduler = config.optimizer, config.scheduler
     meant = optimizer.step_images or (_ORIGINAL_IMAGES if optimizer.lr == _ORIGINAL_RATE else images)
     if meant == images:

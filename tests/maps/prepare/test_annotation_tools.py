@@ -306,7 +306,7 @@ def test_formats_of_the_command(micro_run, micro, tmp_path, seamseg_main, capsys
     assert seamseg_main(*words, "--format", "labelstudio") == 2
     assert "not frames of drive.mp4; save them as images first" in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
-    # its list has a name a line
+    # its list has one name per line
     Image.new("RGB", (48, 32)).save(tmp_path / "new\nline.png")
     assert seamseg_main("predict", micro_run, tmp_path / "new\nline.png", tmp_path / "t", *CPU, "--format", "cvat") == 1
-    assert "ImageSets/Segmentation has a name a line, in UTF-8" in capsys.readouterr().err
+    assert "ImageSets/Segmentation has one name per line, in UTF-8" in capsys.readouterr().err
