@@ -74,7 +74,7 @@ TESTS = {
         ("seamseg/models/panoptic.py", "seamseg/models/panoptic_inference.py"),
         "tests/models/heads/test_roi.py tests/models/heads/test_rpn.py tests/models/test_panoptic.py "
         "tests/models/test_build.py tests/results/test_detections.py "
-        "tests/training/test_graphs.py::test_what_is_recorded_follows_from_the_configuration",
+        "tests/training/test_graphs.py tests/predicting/test_formats.py::test_each_kind_has_results_scores_and_formats",
     ),
     "seamseg/models/folding.py": "tests/models/test_folding.py tests/models/test_semantic.py",
     "seamseg/ops/abn.py": "tests/ops/test_abn.py tests/ops/test_norm.py tests/ops/test_abn_steps.py",

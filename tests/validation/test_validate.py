@@ -233,6 +233,7 @@ def _evaluate(rank, join, model, data, out):
 def test_iou_of_a_semantic_network_at_native_size(micro):
     config = config_from_string(SEMANTIC, overrides=["dataloader.shortest_size=32"])
     validator = Validator.open(micro, "val", config, World(device=torch.device("cpu")), quiet=True)
+    assert [getattr(Validator(*[None] * 4), name) for name in ("legacy", "quiet", "least_score")] == [False, False, 0]
     scores = validator(Mapped("semantic", lower_half))
     counts = np.zeros((3, 3), int)
     for index in range(3):
