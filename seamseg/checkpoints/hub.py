@@ -114,7 +114,10 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     if isinstance(error, errors.LocalEntryNotFoundError):
         offline = isinstance(cause, errors.OfflineModeIsEnabled)
         why = "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({reason})"
-        advice = f"download it elsewhere with `hf download {uri.removeprefix(SCHEME)} --local-dir DIR` and name DIR"
+        match = _URI.fullmatch(uri)
+        repo, revision = match.groups()[:2] if match else (uri, None)
+        of_revision = "" if revision is None else f" --revision {unquote(revision)}"
+        advice = f"download it elsewhere with `hf download {repo}{of_revision} --local-dir DIR` and name DIR"
         text = f"{uri}: not in the cache, or not completely, and {why}; {advice}"
         return InputError(text) if offline else SeamsegError(text)
     if isinstance(error, errors.RevisionNotFoundError):

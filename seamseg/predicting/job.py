@@ -190,7 +190,7 @@ def predict_all(
         reader = ImageReader(sources, predictor.input_size, keep_rgb, earlier, world.rank, world.size)
         images = reader.read(workers)
         loop = _PredictionLoop(predictor, folder)
-        shown = nullcontext() if console.quiet or world.rank else bar(reader.total, "predict")
+        shown = nullcontext() if console.quiet or world.rank else bar(None, reader.total, "predict")
         with shown as folder.bar, graceful_termination(RESUME), predictor.images_at_a_time() as (threads, begin):
             loop.run(images, batch_size or predictor.batch_size, threads, begin)
         names = folder.names

@@ -28,27 +28,22 @@ def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "
 
 def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
     """Iterate over `iterable` and show the progress on stderr; `total` is the number of items, default its length."""
-    return iter(iterable if console.quiet else _bar(iterable, total, desc))
-
-
-def bar(total: int | None, desc: str) -> tqdm:
-    """Return a context manager that shows progress on stderr; its `update()` counts an item, from any thread."""
-    return _bar(None, total, desc)
+    return iter(iterable if console.quiet else bar(iterable, total, desc))
 
 
 def counter(desc: str = "") -> Callable[[int, int], None]:
     """Return a function that shows the progress of work which reports `(done, total)` after each item."""
-    bar: tqdm | None = None
+    shown: tqdm | None = None
 
     def report(done: int, total: int) -> None:
-        nonlocal bar
+        nonlocal shown
         if console.quiet:
             return
-        if bar is None:
-            bar = _bar(None, total, desc, initial=done - 1)
-        bar.update(done - bar.n)
+        if shown is None:
+            shown = bar(None, total, desc, initial=done - 1)
+        shown.update(done - shown.n)
         if done >= total:
-            bar.close()
+            shown.close()
 
     return report
 
@@ -81,7 +76,8 @@ class _Lines(tqdm):
 _Lines.set_lock(RLock())  # the default is a semaphore shared between processes
 
 
-def _bar(iterable: Iterable[Any] | None, total: int | None, desc: str, initial: int = 0) -> tqdm:
+def bar(iterable: Iterable[Any] | None, total: int | None, desc: str, initial: int = 0) -> tqdm:
+    """Return a context manager that shows progress on stderr; threads call its `update()` under its `get_lock()`."""
     options: dict[str, Any] = {"total": total, "desc": one_line(desc), "initial": initial, "file": sys.stderr}
     if sys.stderr.isatty():
         return tqdm(iterable, dynamic_ncols=True, **options)

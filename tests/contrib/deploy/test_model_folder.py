@@ -287,10 +287,9 @@ def test_no_network_and_a_hub_that_fails(fake_hub, commit, monkeypatch):
     fake_hub.requests.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert open_model(URI).metadata == open_model(f"{URI}@{commit}").metadata == CLASSES
-    assert refusal("hf://someone/else") == (
-        "not in the cache, or not completely, and HF_HUB_OFFLINE is set; download it elsewhere with `hf download "
-        "someone/else --local-dir DIR` and name DIR"
-    )
+    said = "not in the cache, or not completely, and HF_HUB_OFFLINE is set; download it elsewhere with `hf download"
+    for end, option in (("", ""), ("@v1", " --revision v1")):
+        assert refusal(f"hf://someone/else{end}") == f"{said} someone/else{option} --local-dir DIR` and name DIR"
     assert fake_hub.requests == []
 
 
