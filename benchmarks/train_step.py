@@ -6,8 +6,9 @@
 plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled,
 a fixed number of samples. eager: fast without the compiler. graphed: eager with CUDA graphs (on the CPU: without).
 checkpointed: body and pyramid computed a second time instead of kept. winograd, direct: fp32, channels last, on a CPU
-with and without Winograd's algorithm. Each side takes turns with plain; medians are printed, on a CPU of its seconds. A
-side that fails does not stop the others; the exit code is then 1.
+with and without Winograd's algorithm. positives: winograd, with masks of positive samples only. Each side takes turns
+with plain; medians are printed, on a CPU of its seconds. A side that fails does not stop the others; the exit code is
+then 1.
 
 A step is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in
 page-locked memory, as a loader gives it; plain uploads it when the step begins, the others as the trainer does, on a
@@ -57,6 +58,7 @@ SIDES = {
     "plain": ("precision=fp32", "channels_last=no", "winograd=no"),
     "direct": ("precision=fp32", "winograd=no"),
     "winograd": ("precision=fp32", "winograd=yes"),
+    "positives": ("precision=fp32", "winograd=yes", "roi.mask_positives_only=yes"),
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
 }
 SIDES["eager"] = tuple(option for option in SIDES["fast"] if option != "compile=yes")
@@ -150,11 +152,10 @@ def reserved(device: torch.device) -> int:
 def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
     """Warm up a side, measure it in turns with the plain one, and its memory."""
     counters.clear()
-    # compiling, the choice of algorithms, momenta; then the capture of graphs
+    # compiling, the choice of algorithms, momenta; then the capture of graphs, memory of a CPU that is kept
     side.step()
     before = reserved(device)
-    if device.type == "cuda":
-        side.step()
+    side.step()
     graphs = reserved(device) - before
     side.compiler["graphs"] = counters["stats"]["unique_graphs"]
     side.compiler["graph_breaks"] = sum(counters["graph_break"].values())

@@ -9,12 +9,14 @@ namespace seamseg {
 namespace {
 
 constexpr int64_t kLanes = 16;
-using Lanes = std::array<float, kLanes>;
+// Values of kLanes channels each, that a transform reads and writes.
+using Read = const float* const (&)[6];
+using Write = float* const (&)[6];
 
 // The polynomials are evaluated at 0, +-a, +-b and infinity.
 constexpr float kA = 0.75f, kB = 1.5f, kA2 = kA * kA, kB2 = kB * kB, kSum = kA2 + kB2, kProduct = kA2 * kB2;
 
-SEAMSEG_INLINE void transform_input(const Lanes (&x)[6], Lanes (&y)[6]) {
+SEAMSEG_INLINE void transform_input(Read x, Write y) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     const float even_a = x[4][l] - kB2 * x[2][l], odd_a = kA * (x[3][l] - kB2 * x[1][l]);
@@ -28,7 +30,8 @@ SEAMSEG_INLINE void transform_input(const Lanes (&x)[6], Lanes (&y)[6]) {
   }
 }
 
-SEAMSEG_INLINE void transform_output(const Lanes (&x)[6], Lanes (&y)[4]) {
+// Writes four of y.
+SEAMSEG_INLINE void transform_output(Read x, Write y) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     const float sum_a = x[1][l] + x[2][l], difference_a = x[1][l] - x[2][l];
@@ -41,7 +44,7 @@ SEAMSEG_INLINE void transform_output(const Lanes (&x)[6], Lanes (&y)[4]) {
 }
 
 // The transpose of transform_output; reads four of x.
-SEAMSEG_INLINE void transform_gradient(const Lanes (&x)[6], Lanes (&y)[6]) {
+SEAMSEG_INLINE void transform_gradient(Read x, Write y) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     const float even_a = x[0][l] + kA2 * x[2][l], odd_a = kA * (x[1][l] + kA2 * x[3][l]);
@@ -55,7 +58,7 @@ SEAMSEG_INLINE void transform_gradient(const Lanes (&x)[6], Lanes (&y)[6]) {
   }
 }
 
-SEAMSEG_INLINE void transform(bool gradient, const Lanes (&x)[6], Lanes (&y)[6]) {
+SEAMSEG_INLINE void transform(bool gradient, Read x, Write y) {
   if (gradient) {
     transform_gradient(x, y);
   } else {
@@ -87,32 +90,26 @@ Place place_of(const Map& map, int64_t first, int64_t rows, int64_t tile) {
 SEAMSEG_CLONES void input_tile(const float* x, const Map& map, const Place& place, bool gradient, float* out,
                                int64_t plane) {
   const int64_t d = map.dilation, side = gradient ? 4 : 6, border = gradient ? 0 : 1;
+  static constexpr float kZeros[kLanes] = {};
+  const float* pixels[6][6] = {};  // null for the zeros around the map
+  for (int64_t j = 0; j < side; ++j) {
+    for (int64_t i = 0; i < side; ++i) {
+      const int64_t row = place.y + (i - border) * d, column = place.x + (j - border) * d;
+      const bool inside = row >= 0 && row < map.height && column >= 0 && column < map.width;
+      if (inside) pixels[j][i] = x + map.offset(place.image, row, column);
+    }
+  }
+  alignas(64) float half[6][6][kLanes];
   for (int64_t c = 0; c < map.channels; c += kLanes) {
-    Lanes half[6][6];
     for (int64_t j = 0; j < side; ++j) {
-      const int64_t column = place.x + (j - border) * d;
-      Lanes loaded[6], made[6];
-      for (int64_t i = 0; i < side; ++i) {
-        const int64_t row = place.y + (i - border) * d;
-        if (row < 0 || row >= map.height || column < 0 || column >= map.width) {
-          loaded[i].fill(0);
-        } else {
-          const float* from = x + map.offset(place.image, row, column) + c;
-#pragma omp simd
-          for (int64_t l = 0; l < kLanes; ++l) loaded[i][l] = from[l];
-        }
-      }
-      transform(gradient, loaded, made);
-      for (int64_t i = 0; i < 6; ++i) half[i][j] = made[i];
+      const float* from[6];
+      for (int64_t i = 0; i < 6; ++i) from[i] = pixels[j][i] != nullptr ? pixels[j][i] + c : kZeros;
+      transform(gradient, from, {half[0][j], half[1][j], half[2][j], half[3][j], half[4][j], half[5][j]});
     }
     for (int64_t i = 0; i < 6; ++i) {
-      Lanes made[6];
-      transform(gradient, half[i], made);
-      for (int64_t j = 0; j < 6; ++j) {
-        float* to = out + (6 * i + j) * plane + c;
-#pragma omp simd
-        for (int64_t l = 0; l < kLanes; ++l) to[l] = made[j][l];
-      }
+      float* to[6];
+      for (int64_t j = 0; j < 6; ++j) to[j] = out + (6 * i + j) * plane + c;
+      transform(gradient, {half[i][0], half[i][1], half[i][2], half[i][3], half[i][4], half[i][5]}, to);
     }
   }
 }
@@ -126,38 +123,28 @@ SEAMSEG_CLONES void output_tile(const float* const (&products)[36], const Map& m
                                 const Epilogue& epilogue, float* out) {
   const int64_t d = map.dilation;
   const float slope = epilogue.slope;
+  alignas(64) float half[4][6][kLanes], made[4][kLanes];
   for (int64_t c = 0; c < map.channels; c += kLanes) {
-    Lanes half[4][6], bias;
-#pragma omp simd
-    for (int64_t l = 0; l < kLanes; ++l) bias[l] = epilogue.bias[c + l];
     for (int64_t j = 0; j < 6; ++j) {
-      Lanes loaded[6], made[4];
-      for (int64_t i = 0; i < 6; ++i) {
-        const float* from = products[6 * i + j] + c;
-#pragma omp simd
-        for (int64_t l = 0; l < kLanes; ++l) loaded[i][l] = from[l];
-      }
-      transform_output(loaded, made);
-      for (int64_t i = 0; i < 4; ++i) half[i][j] = made[i];
+      const float* from[6];
+      for (int64_t i = 0; i < 6; ++i) from[i] = products[6 * i + j] + c;
+      transform_output(from, {half[0][j], half[1][j], half[2][j], half[3][j]});
     }
     for (int64_t i = 0; i < 4; ++i) {
-      Lanes made[4];
-      transform_output(half[i], made);
+      const int64_t row = place.y + i * d;
+      if (row >= map.height) break;
+      transform_output({half[i][0], half[i][1], half[i][2], half[i][3], half[i][4], half[i][5]},
+                       {made[0], made[1], made[2], made[3]});
       for (int64_t j = 0; j < 4; ++j) {
-        const int64_t row = place.y + i * d, column = place.x + j * d;
-        if (row >= map.height || column >= map.width) continue;
+        const int64_t column = place.x + j * d;
+        if (column >= map.width) break;
         const int64_t offset = map.offset(place.image, row, column) + c;
-        Lanes value = made[j];
+        const float* residual = epilogue.residual != nullptr ? epilogue.residual + offset : nullptr;
 #pragma omp simd
-        for (int64_t l = 0; l < kLanes; ++l) value[l] += bias[l];
-        if (epilogue.residual != nullptr) {
-          const float* residual = epilogue.residual + offset;
-#pragma omp simd
-          for (int64_t l = 0; l < kLanes; ++l) value[l] += residual[l];
+        for (int64_t l = 0; l < kLanes; ++l) {
+          const float value = made[j][l] + epilogue.bias[c + l] + (residual != nullptr ? residual[l] : 0.f);
+          out[offset + l] = value > 0 ? value : value * slope;
         }
-        float* to = out + offset;
-#pragma omp simd
-        for (int64_t l = 0; l < kLanes; ++l) to[l] = value[l] > 0 ? value[l] : value[l] * slope;
       }
     }
   }
