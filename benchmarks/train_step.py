@@ -152,7 +152,7 @@ def reserved(device: torch.device) -> int:
 def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
     """Warm up a side, measure it in turns with the plain one, and its memory."""
     counters.clear()
-    # compiling, the choice of algorithms, momenta; then the capture of graphs, memory of a CPU that is kept
+    # compiling, the choice of algorithms, momenta; then the capture of graphs; on a CPU, memory that is kept
     side.step()
     before = reserved(device)
     side.step()

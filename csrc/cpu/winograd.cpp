@@ -9,7 +9,7 @@ namespace seamseg {
 namespace {
 
 constexpr int64_t kLanes = 16;
-// Values of kLanes channels each, that a transform reads and writes.
+// Six pointers to kLanes channels each, which a transform reads or writes.
 using Read = const float* const (&)[6];
 using Write = float* const (&)[6];
 
@@ -30,7 +30,7 @@ SEAMSEG_INLINE void transform_input(Read x, Write y) {
   }
 }
 
-// Writes four of y.
+// Writes only the first four of y.
 SEAMSEG_INLINE void transform_output(Read x, Write y) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
@@ -91,7 +91,7 @@ SEAMSEG_CLONES void input_tile(const float* x, const Map& map, const Place& plac
                                int64_t plane) {
   const int64_t d = map.dilation, side = gradient ? 4 : 6, border = gradient ? 0 : 1;
   static constexpr float kZeros[kLanes] = {};
-  const float* pixels[6][6] = {};  // null for the zeros around the map
+  const float* pixels[6][6] = {};  // by column and row; null for the zeros around the map
   for (int64_t j = 0; j < side; ++j) {
     for (int64_t i = 0; i < side; ++i) {
       const int64_t row = place.y + (i - border) * d, column = place.x + (j - border) * d;
